@@ -19,22 +19,23 @@ def grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 _MESSAGE = 110
 
 _HOW = """\
-Where the second derivatives of torch's operators are right by each route, and the third ones in reverse mode. Operators
-and samples are those of torch's own database (`torch.testing`), in float64. `python -m hodiff audit` makes this page,
-`python -m hodiff audit --op NAME` the rows of one operator; `hodiff/checks/data` has the whole table as JSON.
+The audit tests the second derivatives of torch's operators by each route, and third derivatives in reverse mode.
+Operators and samples are from torch's own database (`torch.testing`), in float64. `python -m hodiff audit` writes this
+page, and `python -m hodiff audit --op NAME` prints the rows of one operator. `hodiff/checks/data` has the whole table
+as JSON.
 
-The outputs of up to six samples of each operator are contracted to a scalar in such a way that the incoming gradient
-depends on the input, and the inputs move along random directions. Each derivative is compared with extrapolated
-differences of the order below, and the gradient with differences of the value, so that no derivative vouches for
-itself. Matrices that have to be symmetric, triangular or positive definite are made so inside the function. Errors
-are relative to the largest element of the derivative or, where that vanishes, to the rounding of the lower orders; then
-they come out large. An operator is as good as its worst sample.
+The audit contracts the outputs of up to six samples of each operator to a scalar, such that the incoming gradient
+depends on the input, and differentiates along random directions. It compares each derivative with extrapolated
+differences of the next lower order, and the gradient with differences of the value, so that no derivative is its own
+reference. Matrices that must be symmetric, triangular or positive definite are made so inside the function. Errors are
+relative to the largest element of the derivative. If the derivative vanishes, they are relative to the rounding of the
+lower orders, and large. The verdict of an operator is that of its worst sample.
 
-- **right**: agrees with the differences; **wrong**: does not, without a word; **non-finite**: NaN or infinite where the
-  derivative is finite; **raises**: an error; **timed out**: no answer within the time limit.
-- **not smooth**: one-sided differences disagree at every sample, so that there is nothing to compare with.
-- **random**: two evaluations differ. If such an operator is wrong or raises with the seed held, it is listed so.
-- **not differentiable**: no floating-point output, an output in 16 bits, sparse tensors, complex inputs only, or an
+- **right**: agrees with the differences; **wrong**: silently disagrees; **non-finite**: NaN or infinite although the
+  derivative is finite; **raises**: raises an error; **timed out**: no result within the time limit.
+- **not smooth**: one-sided differences disagree at every sample, so there is no reference.
+- **random**: two evaluations differ. If such an operator is wrong or raises with a fixed seed, it is listed as such.
+- **not differentiable**: no floating-point output, an output in 16 bits, sparse tensors, only complex inputs, or an
   operator for which torch declares no derivative.
 """
 
@@ -42,21 +43,24 @@ they come out large. An operator is as good as its worst sample.
 _SHORT = dict(zip(AUDITED_ROUTES, ("rr", "fr", "rf", "ff", "third"), strict=True))
 
 _VERSIONS = """\
-What torch alone has wrong or lacks, in the versions that were audited: rr is reverse-over-reverse, fr
-forward-over-reverse, rf reverse-over-forward, ff forward-over-forward, and third the third order in reverse mode.
-`hodiff.preflight` looks up the version that is installed, or else the nearest older one.
+The table lists derivatives that are wrong or missing with torch alone, in the audited versions. rr, fr, rf and ff are
+the routes reverse-over-reverse, forward-over-reverse, reverse-over-forward and forward-over-forward; third is the third
+order in reverse mode. `hodiff.preflight` uses the installed version, or the nearest older version.
 """
 
 _INVENTED = """\
-The database leaves out much: `python -m hodiff audit --mutate` changes its samples, each in one way. One argument gets
-a batch, a dimension of size 1 or 0, zeros, ties, equal slices, large, small or subnormal numbers, close eigenvalues,
-another layout in memory, repeated indices; or the call another option, keywords, float32. The value is compared with
-torch's, and derivatives of order 1 to 3 by every route with differences. A call counts where differences of two largest
-steps agree and where they add up as directions do, and an error where it shows along other directions, too. Left out is
-what torch calls undefined, a place that `index_put` writes twice, and `lstsq` of several matrices by gelsy, whose value
-is wrong where a matrix needs other pivots than the one before; what is drawn from a distribution is a constant by
-torch's definition. `--seed` makes other calls and `--cases` more of them; what fails is made smaller and printed as a
-script.
+`python -m hodiff audit --mutate` tests calls that the database does not contain. It changes each sample in one way. One
+argument gets a batch, a dimension of size 1 or 0, zeros, ties, equal slices, large, small or subnormal numbers, close
+eigenvalues, another memory layout, or repeated indices; or the call gets another option, keywords, or float32.
+
+The audit compares the value with torch's, and derivatives of order 1 to 3 by every route with differences. It counts a
+call if differences with the two largest steps agree, and if they are linear in the direction. It counts an error if the
+error also occurs along other directions.
+
+The audit skips calls that are undefined in torch, elements that `index_put` writes twice, and `lstsq` of several
+matrices by gelsy, whose value is wrong if a matrix needs other pivots than the previous matrix. Random samples of a
+distribution are constants by torch's definition. `--seed` selects other calls, and `--cases` sets their number. Failing
+calls are reduced and printed as a script.
 """
 
 
@@ -84,7 +88,7 @@ def _defects(table: AuditTable) -> Iterator[str]:
         yield "Nothing."
         return
     if len(table.runs) > 1:
-        yield "Torch alone → inside `hodiff.corrected()`; one word where nothing changed."
+        yield "Cells show torch alone → inside `hodiff.corrected()`, or one word if both are equal."
     yield grid(("operator", *AUDITED_ROUTES), [(f"`{name}`", *_cells(table, name)) for name in bad])
 
 
@@ -125,7 +129,7 @@ def _of_invented(invented: MutatedAudit) -> Iterator[str]:
     yield grid(("run", "calls", "silently wrong or not finite", "raises", "operators"), rows)
     names = sorted({name for row in invented.counts.values() for name, each in row.items() if each.silent})
     if names:
-        yield "Silently wrong, of the calls of an operator:"
+        yield "Silently wrong calls of each operator:"
         yield grid(
             ("operator", *(TITLES[run] for run in invented.counts)),
             [(f"`{name}`", *(_silent_of(row[name]) for row in invented.counts.values())) for name in names],

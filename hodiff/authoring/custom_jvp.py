@@ -58,7 +58,7 @@ class CustomJVP(CustomRule):
         if self.signature.exact not in {-1, len(rules)}:
             raise InputError(
                 f"custom_jvp: {self.__name__}.defjvps: expected one rule for each of {self.signature.exact} arguments, "
-                f"got {len(rules)}; give None for an argument without influence."
+                f"got {len(rules)}; pass None for an argument without a derivative."
             )
 
         def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -141,8 +141,8 @@ _OPAQUE: dict[int, Any] = {}
 def _key(value: Any) -> int:
     if getattr(value, "__closure__", None):
         raise InputError(
-            f"{value.__name__}: expected a function that closes over nothing under torch.compile, which would keep "
-            "using the values of now; pass them as arguments, or define the function at the top of a module."
+            f"{value.__name__}: expected a function without closure under torch.compile, which would keep the current "
+            "values; pass them as arguments, or define the function at the top of a module."
         )
     _OPAQUE[id(value)] = value
     return id(value)

@@ -83,8 +83,9 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
         )
     if is_mutable(operator):
         raise InputError(
-            "from_custom_op: op: expected an operator that leaves its arguments alone, got "
-            f"{_name_of(operator)}, which changes some. Register one with mutates_args=() that returns new tensors."
+            "from_custom_op: op: expected an operator that does not change its arguments, got "
+            f"{_name_of(operator)}, which changes some. Register an operator with mutates_args=() that returns new "
+            "tensors."
         )
 
     return function_of(operator, rule_of(operator))
@@ -129,7 +130,7 @@ class _FoundRule:
                 self.rule = rule_of(self.operator, below)
         if self.rule is None:
             raise InputError(
-                f"from_custom_op: op: expected an operator with a rule for cotangents, got {_name_of(self.operator)}, "
+                f"from_custom_op: op: expected an operator with a backward rule, got {_name_of(self.operator)}, "
                 "which has none. Call "
                 f"torch.library.register_autograd({self.operator.name()!r}, backward, setup_context=...)."
             )

@@ -18,7 +18,7 @@ def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Te
     for a, b in zip(found, expected, strict=True):
         if not _close(a, b):
             raise InputError(
-                f"{what}: expected the function's own value, got one that differs by {_gap(a, b):.1e}; call the "
+                f"{what}: expected the value of the function, got a value that differs by {_gap(a, b):.1e}; call the "
                 "function in the rule."
             )
 

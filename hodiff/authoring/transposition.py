@@ -47,9 +47,9 @@ def _is_recorded(output: Tensor, i: int, linear: Linear, inputs: list[Tensor]) -
     at_ones = linear([torch.ones_like(x) for x in inputs])[i]
     if at_ones is not None and bool(below_transforms(at_ones).detach().any()):
         raise RouteError(
-            "a rule of custom_jvp or custom_vjp records nothing of what it computes (torch.no_grad, .detach(), .data, "
-            "NumPy or a kernel), so that its transpose, the other mode's derivative, would be zero without a word; "
-            "write it with torch operators or other Functions."
+            "a rule of custom_jvp or custom_vjp computes outside of the graph (torch.no_grad, .detach(), .data, "
+            "NumPy or a kernel), so that its transpose, the other mode's derivative, would silently be zero; write it "
+            "with torch operators or other Functions."
         )
     return False
 

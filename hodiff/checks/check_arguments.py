@@ -31,7 +31,7 @@ def require_numbers(f: Any, inputs: Any) -> None:
             where = "f" if any(each is one for one in held) else "inputs"
             raise InputError(
                 f"check: {where}: expected tensors with numbers, got one of shape {tuple(each.shape)} on the device "
-                '"meta". Make it on another device, such as by module.to_empty(device="cpu") and an initialization; '
+                '"meta". Create it on another device, such as by module.to_empty(device="cpu") and an initialization; '
                 "hodiff.preflight needs no numbers."
             )
 
@@ -47,8 +47,8 @@ def require_loss(f: Any, loss: Any, reference: Any) -> None:
         )
     if reference:
         raise InputError(
-            f"check: reference: expected nothing with a loss, got {reference!r}. It is for functions; check what the "
-            "module calls by itself."
+            f"check: reference: expected None with a loss, got {reference!r}. reference is for functions; check the "
+            "functions that the module calls."
         )
     if not callable(loss):
         raise InputError(
@@ -61,14 +61,14 @@ def require_module(f: torch.nn.Module, args: tuple[Any, ...], wrt: Any, fixed: A
     """Raise InputError for a module without Python code, and for wrong variables to differentiate by."""
     if isinstance(f, torch.jit.ScriptModule):
         raise InputError(
-            "check: f: expected a module in Python, got a scripted or traced one, whose submodules and calls cannot be "
-            "seen. Check the module that it was made of, or it as a function: `hodiff.check(lambda x: module(x), x)`."
+            "check: f: expected a module in Python, got a scripted or traced module, whose submodules and calls are "
+            "not visible. Check the original module, or this one as a function: `hodiff.check(lambda x: module(x), x)`."
         )
     count = len(args)
     if not isinstance(fixed, (tuple, list)) or not all(is_int(each) and 0 <= each < count for each in fixed):
         raise InputError(
             f"check: fixed: expected a tuple of positions of the {count} inputs, from 0 to {count - 1}, got {fixed!r}; "
-            "the first alone is `fixed=(0,)`."
+            "for only the first, pass `fixed=(0,)`."
         )
     require_choice("check", "wrt", wrt or "both", WRT)
 
@@ -79,8 +79,8 @@ def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
     if name:
         raise InputError(
             f"check: {name}: expected nothing for a function, got {fixed if name == 'fixed' else wrt!r} for "
-            f"{getattr(f, '__name__', type(f).__name__)}. A function is differentiated by its floating inputs: close "
-            "over constants, `lambda x: f(x, c)`, and pass parameters as inputs."
+            f"{getattr(f, '__name__', type(f).__name__)}. A function is differentiated with respect to its "
+            "floating-point inputs: close over constants, `lambda x: f(x, c)`, and pass parameters as inputs."
         )
 
 
@@ -95,7 +95,7 @@ def require_ulps(ulps: Any, reference: Any) -> None:
     require_number("check", "ulps", ulps, positive=True, finite=True, optional=True)
     if ulps is not None and reference is None:
         raise InputError(
-            f"check: ulps: expected None without a reference, got {ulps!r}. Give the same function in float64 as "
+            f"check: ulps: expected None without a reference, got {ulps!r}. Pass the same function in float64 as "
             "`reference`."
         )
 
@@ -105,7 +105,7 @@ def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Cal
     if dtype not in (torch.bfloat16, torch.float16) or isinstance(f, torch.nn.Module):
         got = type(f).__name__ if isinstance(f, torch.nn.Module) else repr(dtype)
         raise InputError(
-            f"check: autocast: expected torch.bfloat16 or torch.float16 for a function, got {got}. Of a module, "
+            f"check: autocast: expected torch.bfloat16 or torch.float16 for a function, got {got}. For a module, "
             "check the functions that it calls."
         )
     own = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
@@ -135,7 +135,7 @@ def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] |
         )
     if approximate:
         raise InputError(
-            "check: approximate: expected False with a reference, got True. Derivatives are compared with those of the "
-            "reference's values: check with one of the two."
+            "check: approximate: expected False with a reference, got True. With a reference, derivatives are "
+            "compared with differences of its values; pass only one of the two."
         )
     return reference

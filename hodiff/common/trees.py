@@ -91,7 +91,7 @@ def flatten_primals(
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
         if plain and leaf.layout is torch.jagged:
-            remedy = "pass its values, and compute with those of each sequence; hodiff.hvp takes jagged tensors"
+            remedy = "pass its values, and compute with the values of each sequence; hodiff.hvp supports jagged tensors"
         elif plain and not whole:
             remedy = "pass its values, and make the sparse or nested tensor of them inside the function"
         elif plain and leaf.is_complex():
@@ -151,7 +151,7 @@ def flatten_tangents(
         at = f" at {where}" if where else ""
         raise InputError(
             f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
-            "make v with torch.zeros_like or torch.randn_like of the leaf."
+            "create v with torch.zeros_like or torch.randn_like of the leaf."
         )
     return tuple(dense(recordable(leaf)) for leaf in leaves)
 

@@ -165,9 +165,9 @@ class Corrections(RuleMode):
             return result
         raise RouteError(
             f"{correction.name}: hodiff's rule does not take this call, because {why.because}; and torch's own "
-            f"derivative of it may be wrong by {', '.join(correction.routes) or 'any route'}: {correction.reason}. "
-            "Call it as the rule takes it, detach its inputs if no derivative is wanted, or choose torch's own "
-            "derivatives by correct=False, or by calling it outside of corrected()."
+            f"derivative may be wrong by {', '.join(correction.routes) or 'any route'}: {correction.reason}. "
+            "Change the call so that the rule supports it, detach its inputs if you need no derivative, or use "
+            "torch's own derivatives by correct=False, or by a call outside of corrected()."
         )
 
     def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
@@ -204,8 +204,8 @@ class _Corrected(Corrections):
         here = threading.get_ident()
         if here not in self._threads:
             raise HodiffError(
-                "corrected: left in a thread that did not enter it; where it was entered it is still active. Enter and "
-                "leave it in one thread, such as by decorating the function that the thread runs."
+                "corrected: exited in a thread that did not enter it; it is still active in the thread that entered "
+                "it. Enter and exit it in one thread, such as by decorating the function that the thread runs."
             )
         self._threads.remove(here)
         super().__exit__(*exception)

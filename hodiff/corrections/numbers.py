@@ -62,9 +62,9 @@ def moving_number(function: Any, correction: Correction | None, args: Any, kwarg
 def refused(function: Any, name: str) -> RouteError:
     """Return the error for a tensor given as a number; in reverse mode torch raises its own."""
     return RouteError(
-        f"{name_of(function)}: {name}: expected a number, got a tensor without dimensions that forward mode "
-        "differentiates by. Torch reads the number and drops its tangent, so that derivatives come out as 0. Write the "
-        "formula out, as a * x for alpha=a; take reverse mode alone, which is right or raises; or pass "
+        f"{name_of(function)}: {name}: expected a number, got a 0-d tensor that forward mode differentiates. Torch "
+        f"reads the number and drops its tangent, so derivatives would be 0. Write the formula explicitly, such as a "
+        f"* x for alpha=a; use only reverse mode, which is right or raises an error; or pass "
         f"{name}.item() for a constant."
     )
 

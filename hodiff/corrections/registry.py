@@ -40,7 +40,7 @@ class CorrectionTable(list[Row]):
     """The rows of `hodiff.corrections.table()`, a list that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        header = ("torch function", "torch is", "by", "what is amiss", "mended in torch")
+        header = ("torch function", "torch is", "by routes", "reason", "fixed in torch")
         rows = [
             (row.name, displays.Cell(row.kind, _TINTS[row.kind]), _routes(row), row.reason, row.mended) for row in self
         ]
@@ -221,7 +221,7 @@ def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -
     require_int("register", "least_elements", least_elements, 0)
     if not isinstance(mended, str) or (mended and not re.fullmatch(r"\d+(\.\d+)+", mended)):
         raise InputError(
-            f'register: mended: expected a version of torch such as "2.15", or "" where there is none, got {mended!r}.'
+            f'register: mended: expected a version of torch such as "2.15", or "" for none, got {mended!r}.'
         )
 
 
@@ -263,7 +263,7 @@ def unregister(*functions: Callable[..., Any]) -> None:
         got = "only hodiff's own, which stays" if function in _OWN else "none"
         raise InputError(
             f"unregister: functions: expected functions with a rule that you registered, got {name_of(function)} with "
-            f"{got}. Pass the functions that you gave to register; correct=False leaves hodiff's rules out."
+            f"{got}. Pass the functions that you passed to register; correct=False disables hodiff's rules."
         )
     for function in functions:
         _ENTERED[function].pop()
@@ -316,7 +316,7 @@ def table() -> CorrectionTable:
         >>> import hodiff
         >>> row = next(row for row in hodiff.corrections.table() if row.name == "torch.nn.functional.relu")
         >>> row.kind, row.reason
-        ('slow', 'the second derivative is zero, yet computed and added')
+        ('slow', 'the second derivative is zero, but is computed and added')
     """
     rows = {
         Row(each.name, each.kind, each.routes, each.reason, each.reference, each.mended)

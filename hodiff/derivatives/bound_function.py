@@ -117,7 +117,7 @@ class BoundFunction:
     def one_number(self, value: Any) -> Tensor:
         """Return the function's value, or raise `InputError` if it is not one real number."""
         if not isinstance(value, Tensor) or stands_for_tensor(value):
-            advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
+            advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return only the value"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
             raise InputError(
                 f"{self.caller}: expected a function that returns a scalar tensor, got {type(value).__name__}{hint}."
@@ -165,7 +165,7 @@ def require_argnums(caller: str, argnums: Any) -> tuple[int, ...]:
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(map(is_int, positions)):
         raise InputError(
-            f"{caller}: argnums: expected an int or a tuple of ints, got {describe(argnums)}. {caller}(f) is a "
+            f"{caller}: argnums: expected an int or a tuple of ints, got {describe(argnums)}. {caller}(f) returns a "
             f"function of the arguments of f: write hodiff.{caller}(f)(x)."
         )
     return positions

@@ -103,7 +103,7 @@ def warn_of_failure(caller: str, problem: Exception | float) -> None:
         what = f"could not be compiled: {explained(problem)}"
     else:
         what = f"disagreed with eager by {problem:.1e} when compiled"
-    warnings.warn(f"{caller} {what}; it stays eager, slower and right.", HodiffWarning, stacklevel=2)
+    warnings.warn(f"{caller} {what}; it runs eagerly, which is slower but right.", HodiffWarning, stacklevel=2)
 
 
 def _form(value: Any) -> Any:

@@ -41,7 +41,7 @@ class CompiledCalls:
         if not only_reverse_mode():
             raise InputError(
                 f"{self._caller}: expected a call outside of torch.func transforms, forward mode and torch.compile, "
-                f"which a compiled graph knows nothing of, got one inside; {remedy}."
+                f"which compiled graphs do not support, got one inside; {remedy}."
             )
 
     def __call__(

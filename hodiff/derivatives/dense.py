@@ -177,7 +177,7 @@ def validate_options(
     remedy = (
         "'same' is what operators call 'fixed'"
         if isinstance(randomness, str) and randomness == "fixed"
-        else "with a draw of its own for each direction the rows would belong to different functions"
+        else "with different random numbers for each direction, the rows would belong to different functions"
     )
     require_choice(caller, "randomness", randomness, ("error", "same"), remedy=remedy)
 

@@ -150,7 +150,7 @@ class GraphsByForm(Generic[G]):
         self._made[arguments.form] += 1
         if self._made[arguments.form] == MOST + 1:
             self._stays_eager(
-                f"closes over what has changed {MOST} times, each of which takes another graph",
+                f"closes over what has changed {MOST} times, each with its own graph",
                 "Pass what changes as an argument.",
             )
         return self._made[arguments.form] <= MOST
@@ -160,10 +160,10 @@ class GraphsByForm(Generic[G]):
         if made < most:
             return True
         self._stays_eager(
-            f"has taken {made} ways, each of which takes another graph, as it reads numbers of tensors at "
+            f"has taken {made} branches, each with its own graph, because it reads numbers of tensors at "
             f"{other.where}, where {other.known!r} became {other.found!r}",
-            "It is eager on other ways. Keep the number a tensor, as by torch.where, or compare tensors rather than "
-            "floats, of which each is another number.",
+            "Other branches run eagerly. Keep the number in a tensor, such as by torch.where, or compare tensors "
+            "instead of floats, which differ in every call.",
         )
         return False
 
@@ -183,7 +183,9 @@ class GraphsByForm(Generic[G]):
         return None
 
     def _stays_eager(self, why: str, remedy: str) -> None:
-        warnings.warn(f"{self.caller} {why}; it stays eager, slower and right. {remedy}", HodiffWarning, stacklevel=2)
+        warnings.warn(
+            f"{self.caller} {why}; it runs eagerly, which is slower but right. {remedy}", HodiffWarning, stacklevel=2
+        )
 
 
 def _without(graphs: list[G], tried: list[G]) -> list[G]:

@@ -104,8 +104,8 @@ def warn_once(
     for dtype in {leaf.dtype for leaf in leaves if leaf.dtype.itemsize == 2}:
         digits = round(-math.log10(torch.finfo(dtype).eps))
         warnings.warn(
-            f"{caller}: numbers of {dtype} have about {digits} digits, and second derivatives fewer: those of models "
-            "are off by 0.5 to 5 %. Where that matters, convert parameters and inputs by .float().",
+            f"{caller}: {dtype} has about {digits} digits, and second derivatives have fewer: for models, their "
+            "errors are 0.5 to 5 %. If that matters, convert parameters and inputs by .float().",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )
@@ -129,10 +129,10 @@ def warn_once(
         return
     if told is not None:
         warnings.warn(
-            f"{caller}: the gradient that the function has by autograd is not its derivative: along a random direction "
-            f"it is {told[0]:.3g}, and differences of values give {told[1]:.3g}. What leaves the graph is {cut}. "
-            "Second derivatives are those of that gradient. If this is not meant, differentiate only by parameters "
-            "that require a gradient, and see hodiff.preflight or hodiff.check.",
+            f"{caller}: the gradient by autograd is not the derivative of the function: along a random direction the "
+            f"gradient is {told[0]:.3g}, and differences of values give {told[1]:.3g}. The cause is {cut}, which "
+            "leaves the graph. hodiff differentiates that gradient. If this is not intended, differentiate only with "
+            "respect to parameters that require a gradient, and call hodiff.preflight or hodiff.check.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )

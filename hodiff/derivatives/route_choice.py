@@ -26,8 +26,8 @@ def require_route(caller: str, route: Any) -> None:
 
 # Errors for missing derivatives for which torch's message lacks the remedy.
 _EXPLAINED = {
-    Wording.RANDOM: "the function draws random numbers, and this way would draw anew for each group of "
-    "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
+    Wording.RANDOM: "the function draws random numbers, which would differ for each group of directions; call "
+    "model.eval(), pass randomness='same' to share one draw, or use the route "
     "'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), which draws once",
     Wording.INFERENCE_TENSOR: "the function closes over a tensor made under torch.inference_mode; clone it "
     "outside of that mode",
@@ -58,8 +58,8 @@ _EXPLAINED = {
 # Inside of a transform these errors mean a missing derivative; elsewhere they are the user's own errors.
 _UNRECORDED = (Wording.NO_GRAPH, Wording.NOT_IN_GRAPH)
 _WHY_UNRECORDED = (
-    "the function takes a gradient by a tensor that it closes over, of which transforms record nothing; pass that "
-    "tensor as an argument, or use the route 'reverse-over-reverse'"
+    "the function computes a gradient with respect to a tensor that it closes over, which transforms do not record; "
+    "pass that tensor as an argument, or use the route 'reverse-over-reverse'"
 )
 _NO_JVP_IN_BATCH = (
     "it has generate_vmap_rule=True, and no jvp, or does not call ctx.save_for_forward for it; give it a jvp, or use "
@@ -158,9 +158,9 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
             continue
         if said and name in FORWARD_INSIDE:
             warnings.warn(
-                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. Inside of it "
-                "torch's forward rules of some operators are silently wrong, of which hodiff corrects those in "
-                "hodiff.corrections.table(), unless correct=False; compare with hodiff.check(f, x).",
+                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. In this route, "
+                f"torch's forward rules of some operators are silently wrong. hodiff corrects the operators in "
+                f"hodiff.corrections.table(), unless correct=False; compare with hodiff.check(f, x).",
                 HodiffWarning,
                 stacklevel=4,
             )

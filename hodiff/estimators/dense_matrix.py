@@ -72,5 +72,5 @@ def refuse_asymmetry(view: View) -> NoReturn:
     """Raise for an operator whose products show that it is not symmetric."""
     raise InputError(
         f"{view.caller}: A: expected a symmetric operator, got one whose products differ from those of its transpose "
-        "(or from each other: is there dropout, or a new batch every time?); pass A.T @ A or (A + A.T) / 2."
+        "(or from each other: does it use dropout, or a new batch in each call?); pass A.T @ A or (A + A.T) / 2."
     )

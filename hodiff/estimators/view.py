@@ -137,8 +137,8 @@ class View:
         require_constant(self.caller, "A", result)
         if not bool(torch.isfinite(result).all()):
             raise InputError(
-                f"{self.caller}: A: expected finite products, got inf or nan in one; look at the values, the gradient "
-                "and the dtype at the point where the operator was made."
+                f"{self.caller}: A: expected finite products, got inf or nan; check the values, the gradient and the "
+                "dtype at the point where the operator was created."
             )
 
     @contextmanager
@@ -199,8 +199,9 @@ def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
     """Raise if a transform differentiates or batches a tensor, because it would treat estimates as constants."""
     if is_observed(tensor) or is_moving(tensor):
         raise InputError(
-            f"{caller}: {argument}: expected constants, got a tensor that a transform around it differentiates or "
-            "batches; estimates have no derivative. Call it outside, or use torch.linalg for small matrices and "
+            f"{caller}: {argument}: expected constants, got a tensor that an outer transform differentiates or "
+            "batches; estimates have no derivative. Call it outside of the transform, or use torch.linalg for small "
+            "matrices and "
             "hodiff.implicit.linear_solve for systems, which are differentiable."
         )
 

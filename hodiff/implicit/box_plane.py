@@ -67,8 +67,9 @@ def project_box_plane(
         free, low, feasible = _active_set(*fixed)
     if only_reverse_mode() and not bool(feasible.all()):
         raise InputError(
-            "project_box_plane: level: expected one that normal @ y takes in the box, got one that it does not; "
-            f"lower={describe(lower)}, upper={describe(upper)}: are the bounds in order, and is level between them?"
+            "project_box_plane: level: expected a value that normal @ y reaches in the box, got a value out of reach; "
+            f"lower={describe(lower)}, upper={describe(upper)}: check that lower <= upper, and that level is between "
+            "the extremes."
         )
     held = torch.where(free, x, torch.where(low, low_bound, high_bound))
     moving = torch.where(free, n, 0.0)

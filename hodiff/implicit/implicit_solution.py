@@ -161,7 +161,8 @@ class SolverJob:
             self.report(
                 f"the solver's result does not solve the equation: norm of the residual {norm:.1e}, expected at most "
                 f"{allowed:.1e}, residual_tol times max(1, norm of x) times the size of the Jacobian, {scale:.1e}; "
-                "derivatives are those of a point that is no solution; let the solver go on, or raise residual_tol."
+                "derivatives are taken at a point that is not a solution; let the solver run longer, or raise "
+                "residual_tol."
             )
 
 

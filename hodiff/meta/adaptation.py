@@ -106,7 +106,7 @@ def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
             return next(iterator)
         except StopIteration:
             raise InputError(
-                f"{caller}: task: expected {steps} batches, one a step, got {step}; pass fewer steps, or "
+                f"{caller}: task: expected {steps} batches, one for each step, got {step}; pass fewer steps, or "
                 "itertools.cycle(task)."
             ) from None
 

@@ -58,8 +58,8 @@ def from_torch(optimizer: torch.optim.Optimizer, params: PyTree = None) -> tuple
     for leaf, name in zip(leaves, leaf_names(params), strict=True):
         if id(leaf) not in group_of:
             raise InputError(
-                f"from_torch: params{name}: expected a parameter of the optimizer, got {describe(leaf)} that it does "
-                "not hold; pass the same tensors, not copies."
+                f"from_torch: params{name}: expected a parameter of the optimizer, got {describe(leaf)}, which the "
+                "optimizer does not have; pass the same tensors, not copies."
             )
     groups = [group_of[id(leaf)] for leaf in leaves]
     names = [each.name for each in fields(cls) if each.init and each.name in groups[0]]

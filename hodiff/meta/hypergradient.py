@@ -168,8 +168,8 @@ def hypergradient(
         require_optimizer("hypergradient", "optimizer", optimizer)
     if in_transform():
         raise RouteError(
-            "hypergradient: returns numbers without a graph, whose derivatives a torch.func transform would lose; call "
-            "it outside of transforms, and differentiate hodiff.implicit.argmin instead."
+            "hypergradient: expected a call outside of torch.func transforms, got one inside, where its result would "
+            "be a constant; call it outside of transforms, and differentiate hodiff.implicit.argmin instead."
         )
     problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
@@ -183,14 +183,15 @@ def hypergradient(
     if not result.residual <= tolerance:
         warnings.warn(
             f"hypergradient: {method} left a relative residual of {result.residual:.1e}, above "
-            f"tolerance={tolerance:g}; the error of the value is estimated in error_estimate. Raise iterations, or "
+            f"tolerance={tolerance:g}; error_estimate has an estimate of the resulting error. Raise iterations, or "
             "damping if the inner Hessian is not positive definite.",
             HodiffWarning,
             stacklevel=2,
         )
     if result.outer_error > 1e-2 * abs(result.outer):
         warnings.warn(
-            f"hypergradient: params is not at the minimum of inner: on the way there the outer loss {result.outer:.3g} "
+            "hypergradient: params is not at the minimum of inner: until the minimum, the outer loss "
+            f"{result.outer:.3g} "
             f"would change by about {result.outer_error:.1e}; minimise inner further, or use method='unroll'.",
             HodiffWarning,
             stacklevel=2,

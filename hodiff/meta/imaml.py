@@ -229,8 +229,8 @@ class IMAML(MetaLearner):
         buffers = stacked(moving_statistics(self.module, self.batch_norm), len(support[0]))
         if buffers and self.batch_norm == "shared":
             raise RouteError(
-                "IMAML: batch_norm='shared' moves the module's statistics, which torch.func transforms and forward "
-                "mode do not reach; use 'per-task' or 'frozen', or .backward()."
+                "IMAML: batch_norm='shared' updates the module's statistics, which torch.func transforms and forward "
+                "mode do not support; use 'per-task' or 'frozen', or .backward()."
             )
         starts = self.starts(len(support[0]))
 
@@ -290,8 +290,8 @@ def refuse_other_leaves(value: Tensor, leaves: Sequence[Tensor]) -> None:
     others = [each for each in inspect_graph(value)[0] if id(each) not in own]
     if others:
         raise InputError(
-            "IMAML: loss: expected one that only the adapted parameters give a derivative, got one with a derivative "
-            f"by {describe(others[0])} as well, which would be lost; use its .detach(), or MAML."
+            "IMAML: loss: expected a loss that depends only on the adapted parameters, got one that also depends on "
+            f"{describe(others[0])}, whose derivative would be lost; use its .detach(), or MAML."
         )
 
 

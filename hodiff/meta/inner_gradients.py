@@ -184,7 +184,7 @@ def _refuse_once_differentiable(value: Tensor) -> None:
     once = inspect_graph(value).once
     if once is not None:
         raise RouteError(
-            f"adapt: {once}, so that the meta-gradient through the inner gradient does not exist; use "
+            f"adapt: {once}, so the meta-gradient through the inner gradient does not exist; use "
             "first_order=True, or write that Function with hodiff.custom_vjp."
         )
 

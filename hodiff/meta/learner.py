@@ -247,8 +247,8 @@ class MetaLearner(nn.Module):
         counts = [len(each) if each.dim() else 0 for each in tensors]
         if len(set(counts)) != 1 or not counts[0]:
             raise InputError(
-                f"{type(self).__name__}: tasks: expected tensors with the same number of tasks in front, at least one, "
-                f"got {', '.join(map(describe, tensors))}; pass a list of tuples where shapes differ."
+                f"{type(self).__name__}: tasks: expected tensors with the same number of tasks (at least one) in the "
+                f"first dimension, got {', '.join(map(describe, tensors))}; pass a list of tuples if shapes differ."
             )
         for start, stop in spans(counts[0], self.chunk_size or counts[0]):
             yield tuple(each[start:stop] for each in tensors)

@@ -230,8 +230,8 @@ class ANIL(MAML):
             if parameter.requires_grad and inside != (id(parameter) in adapted):
                 raise InputError(
                     f"ANIL: head: expected parameters that no other part of the module shares, got {heads} with "
-                    f"{name!r}, which is tied to one {'outside' if inside else 'inside'} of it; untie it, or name both "
-                    "in head."
+                    f"{name!r}, which is tied to a parameter {'outside' if inside else 'inside'} of it; untie it, or "
+                    "name both in head."
                 )
 
 
@@ -296,7 +296,7 @@ class MetaSGD(MAML):
         require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
         if optimizer is not None:
             raise InputError(
-                "MetaSGD: optimizer: expected none, as it descends by the rates that it learns, got "
+                "MetaSGD: optimizer: expected None, because MetaSGD learns its own rates, got "
                 f"{describe(optimizer)}; use MAML(..., optimizer=...)."
             )
         super().__init__(

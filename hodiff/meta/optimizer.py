@@ -151,7 +151,7 @@ class Optimizer:
         if new.shape != leaf.shape:
             raise InputError(
                 f"{name}: settings: expected tensors that broadcast to {describe(leaf)}, got a step of shape "
-                f"{tuple(new.shape)}; give settings the shapes of the parameters, or none."
+                f"{tuple(new.shape)}; pass settings with the shapes of the parameters, or scalars."
             )
         return (new if new.dtype == leaf.dtype else new.to(leaf.dtype)), slots
 

@@ -265,8 +265,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         ranks = torch.distributed.get_world_size() if _is_distributed() else 1
         if ranks > 1:
             raise InputError(
-                f"{self.caller}: expected one process, got {ranks}, whose estimates of the curvature would differ, so "
-                "that their parameters would drift apart; train in one process."
+                f"{self.caller}: expected one process, got {ranks}. Their curvature estimates would differ, and their "
+                "parameters would diverge; train in one process."
             )
         with explained(self.caller), torch.no_grad():
             return self._estimate(loss, parameters, last)
@@ -302,12 +302,12 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         for parameter in waiting:
             if parameter.grad is not None and id(parameter) not in estimates and bool(parameter.grad.any()):
                 raise InputError(
-                    f"{self.caller}: step: expected gradients of losses that the optimizer saw on their way to "
-                    "loss.backward(), as this step takes their curvature, got another one of "
-                    f"{describe(parameter)}, such as one of autograd.grad, of backward(gradient=...), of a checkpoint "
-                    "with use_reentrant=True, from before a step or of a loss that was no number; call "
-                    "optimizer.zero_grad() and loss.backward(), take step(closure), or call update_curvature(loss) "
-                    "before step."
+                    f"{self.caller}: step: expected gradients of losses from loss.backward() since the last step, "
+                    "because this step needs their curvature, got a different gradient of "
+                    f"{describe(parameter)}, such as from autograd.grad, from backward(gradient=...), from a "
+                    "checkpoint with use_reentrant=True, from before a step, or of a loss that is not a single "
+                    "number; call optimizer.zero_grad() and loss.backward(), use step(closure), or call "
+                    "update_curvature(loss) before step."
                 )
         if scale is not None:
             for group in self.param_groups:
@@ -327,8 +327,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def _require_curvature(self, parameter: Tensor) -> None:
         if not self.state[parameter].get("refreshes"):
             raise InputError(
-                f"{self.caller}: step: expected curvature for each parameter with a gradient, got none yet for one, "
-                f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
+                f"{self.caller}: step: expected curvature for each parameter with a gradient, got none yet for "
+                f"{describe(parameter)}; call loss.backward() after creating the optimizer, step(closure), or "
                 "update_curvature(loss) before backward."
             )
 

@@ -36,10 +36,12 @@ def require_loss(caller: str, loss: Any) -> None:
             "; return it, and in Lightning's manual optimization call step(closure=closure)" if loss is None else ""
         )
         got = describe(loss)
-        raise InputError(f"{caller}: closure: expected it to return the loss, one real number, got {got}{remedy}.")
+        raise InputError(
+            f"{caller}: closure: expected a closure that returns the loss, one real number, got {got}{remedy}."
+        )
     if not loss.requires_grad:
         raise InputError(
-            f"{caller}: closure: expected a loss with its graph, got one that hangs on no parameter; look for "
+            f"{caller}: closure: expected a loss with its graph, got one that depends on no parameter; look for "
             ".detach(), .item() or torch.no_grad() in the closure."
         )
 
@@ -48,8 +50,8 @@ def require_closure(caller: str, closure: Any) -> None:
     """Raise if there is no closure."""
     if not callable(closure):
         raise InputError(
-            f"{caller}: step: expected a closure that computes the loss and returns it, as a step takes the loss at "
-            f"more than one point, got {closure!r}; pass step(lambda: criterion(model(inputs), targets))."
+            f"{caller}: step: expected a closure that computes the loss and returns it, because a step needs the loss "
+            f"at more than one point, got {closure!r}; pass step(lambda: criterion(model(inputs), targets))."
         )
 
 

@@ -78,9 +78,9 @@ def require_dtypes(
             # A state of complex parameters may contain real numbers.
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype.to_real() != wanted:
                 raise InputError(
-                    f"{caller}: step: expected parameters of the dtype that the state was made for, {tensor.dtype}, "
-                    f"got one that is {parameter.dtype} by now; call optimizer.load_state_dict(optimizer.state_dict()) "
-                    "after the change, which brings the state along, and compute the gradients again."
+                    f"{caller}: step: expected parameters of the dtype of the state, {tensor.dtype}, got one that is "
+                    f"now {parameter.dtype}; call optimizer.load_state_dict(optimizer.state_dict()) after the change, "
+                    "which converts the state, and compute the gradients again."
                 )
 
 

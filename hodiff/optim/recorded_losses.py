@@ -45,8 +45,8 @@ def explained(caller: str) -> AbstractContextManager[None]:
     """Replace torch's various errors for missing second derivatives by one message."""
     return refused(
         caller,
-        "compute the loss within `with hodiff.corrected():`, or pass step(closure), which does so; "
-        "hodiff.preflight(model, inputs) tells which operator it is",
+        "compute the loss within `with hodiff.corrected():`, or call step(closure), which does so; "
+        "hodiff.preflight(model, inputs) names the operator",
     )
 
 
@@ -54,8 +54,8 @@ def _bound(caller: str, parameters: Sequence[Tensor]) -> BoundFunction:
     # A hook changes gradients and products whenever they are computed.
     if any(map(has_tensor_hooks, parameters)):
         raise InputError(
-            f"{caller}: params: expected parameters without hooks of register_hook, which would change products with "
-            "the Hessian as well; use register_post_accumulate_grad_hook."
+            f"{caller}: params: expected parameters without hooks of register_hook, which would also change "
+            "Hessian-vector products; use register_post_accumulate_grad_hook."
         )
     return bind(caller, _recorded_already, (list(parameters),), name="params")
 

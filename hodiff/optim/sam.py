@@ -69,7 +69,7 @@ class SAM(StochasticOptimizer):
             )
         super().__init__(params, {"rho": rho, "adaptive": adaptive, "eta": eta, **options})
         if inspect.signature(base.step).parameters["closure"].default is inspect.Parameter.empty:
-            raise InputError(f"SAM: base: expected one that steps without a closure, got {base.__name__}.")
+            raise InputError(f"SAM: base: expected an optimizer that steps without a closure, got {base.__name__}.")
         self.base = base(self.param_groups, **options)
         self.defaults = {**self.base.defaults, **self.defaults}
 

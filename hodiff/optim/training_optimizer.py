@@ -175,9 +175,9 @@ class StochasticOptimizer(Optimizer):
                 self.backward(loss)
             elif not accumulates and any(id(each) in ids for each in written):
                 raise InputError(
-                    f"{self.caller}: step: expected a closure with the gradient of one loss, which is taken at several "
-                    "points, got one that adds to gradients from before the step; call optimizer.zero_grad() first, or "
-                    "let the closure go through all batches."
+                    f"{self.caller}: step: expected a closure that computes the gradient of one loss, because step "
+                    "calls it at several points, got one that adds to gradients from before the step; call "
+                    "optimizer.zero_grad() first, or loop over all batches in the closure."
                 )
         self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
         return detached(loss)

@@ -39,7 +39,8 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
         if n == 2 and pytree.tree_structure(pairs[0]) == variables.space.spec:
             raise InputError(
                 f"{caller}: bounds: expected scipy.optimize.Bounds(lower, upper), or two pytrees of tensors, got two "
-                "pairs of numbers, which may be those of each element, or lower and upper bounds in x0's structure."
+                "pairs of numbers, which may be bounds of each element, or lower and upper bounds in the structure "
+                "of x0."
             )
         lower, upper = (
             np.array([empty if each[i] is None else each[i] for each in pairs], float)
@@ -52,11 +53,11 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
     except ValueError:
         raise _refused(caller, bounds, n, in_pairs) from None
     if np.isnan(lower).any() or np.isnan(upper).any():
-        raise InputError(f"{caller}: bounds: expected numbers, got nan among them; None and inf stand for no bound.")
+        raise InputError(f"{caller}: bounds: expected numbers, got nan; use None or inf for no bound.")
     if (crossed := lower > upper).any():
         i = int(crossed.argmax())
         raise InputError(
-            f"{caller}: bounds: expected lower bounds that are at most the upper ones, got {lower[i]:g} and "
+            f"{caller}: bounds: expected lower bounds that are at most the upper bounds, got {lower[i]:g} and "
             f"{upper[i]:g} for element {i} of x0 in pytree order."
         )
     return scipy.optimize.Bounds(lower, upper)
@@ -107,11 +108,11 @@ def constraints_of(
 def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
     """Raise if there are no values, if some are not finite, or if the limits do not fit."""
     if not first.size:
-        raise InputError(f"{caller}: constraints: expected functions that return numbers, got one that returns none.")
+        raise InputError(f"{caller}: constraints: expected functions that return numbers, got one that returns None.")
     if not np.isfinite(first).all():
         raise InputError(
-            f"{caller}: constraints: expected finite values at x0, got {first[~np.isfinite(first)][0]}; begin "
-            "elsewhere."
+            f"{caller}: constraints: expected finite values at x0, got {first[~np.isfinite(first)][0]}; choose "
+            "another x0."
         )
     try:
         lower, upper = (np.broadcast_to(np.asarray(each, float), first.shape) for each in (lower, upper))
@@ -123,7 +124,7 @@ def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> N
     if not (lower <= upper).all():
         i = int((~(lower <= upper)).argmax())
         raise InputError(
-            f"{caller}: constraints: expected lower limits that are at most the upper ones, got {lower[i]:g} and "
+            f"{caller}: constraints: expected lower limits that are at most the upper limits, got {lower[i]:g} and "
             f"{upper[i]:g} for value {i}."
         )
 
@@ -146,7 +147,7 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
     else:
         raise InputError(
             f"{caller}: constraints: expected scipy.optimize.NonlinearConstraint or LinearConstraint, or a dict with "
-            f"'type' ('eq' or 'ineq') and 'fun', or a list of such, got {describe(constraint)}."
+            f"'type' ('eq' or 'ineq') and 'fun', or a list of them, got {describe(constraint)}."
         )
     values = vector_function(caller, "constraints", function, args, variables)
     lower, upper = (variables.array(each) if isinstance(each, Tensor) else each for each in (lower, upper))

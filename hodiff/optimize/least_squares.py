@@ -144,8 +144,8 @@ def least_squares(
         )
     if not batched and method in PLAIN and (bounds is not None or loss != "linear" or tr_solver == "lsmr"):
         raise InputError(
-            f"least_squares: method: {method!r} takes no bounds, no other loss than 'linear' and no tr_solver='lsmr'; "
-            "pass method='trf'."
+            f"least_squares: method: {method!r} supports no bounds, only loss='linear' and no tr_solver='lsmr'; pass "
+            "method='trf'."
         )
     flatten_primals(x0, "least_squares", "x0", complex_too=True)
     require_callable("least_squares", f=f)
@@ -168,8 +168,8 @@ def least_squares(
     first = value(variables.start)
     if not np.isfinite(first).all():
         raise InputError(
-            f"least_squares: x0: expected a point where all residuals are finite, got {first[~np.isfinite(first)][0]} "
-            "among them; begin elsewhere."
+            f"least_squares: x0: expected a point with finite residuals, got {first[~np.isfinite(first)][0]} "
+            "among them; choose another x0."
         )
     if method == "lm-geodesic":
         rules = Rules(ftol, xtol, gtol, max_nfev or 100 * variables.space.size, acceleration)
@@ -227,15 +227,15 @@ def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: st
     if outside.any() or (bounds.lb == bounds.ub).any():
         i = int((outside | (bounds.lb == bounds.ub)).argmax())
         what = "a start within them" if outside.any() else "lower bounds below the upper ones"
-        remedy = "clamp x0" if outside.any() else "leave out what does not move"
+        remedy = "clamp x0" if outside.any() else "omit variables that are fixed"
         raise InputError(
             f"least_squares: bounds: expected {what}, got {start[i]:g} between {bounds.lb[i]:g} and {bounds.ub[i]:g} "
             f"for element {i} of x0 in pytree order; {remedy}."
         )
     if method == "trf" and ((start == bounds.lb) | (start == bounds.ub)).any():
         warnings.warn(
-            "least_squares: x0: it lies on a bound, from which SciPy's 'trf' takes steps of 1e-10 and may end there; "
-            "begin inside, or pass method='dogbox'.",
+            "least_squares: x0: expected a point inside the bounds, got one on a bound, where SciPy's 'trf' takes "
+            "steps of 1e-10 and may stop; choose a point inside, or pass method='dogbox'.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )

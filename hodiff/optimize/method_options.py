@@ -42,7 +42,7 @@ def require_known(method: str, name: Any, known: Collection[str]) -> None:
         near = ["maxfun"] if name == "maxiter" else difflib.get_close_matches(str(name), known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
         raise InputError(
-            f"minimize: options: expected those of method={method!r}, got {name!r}, which it has not; {remedy}"
+            f"minimize: options: expected options of method={method!r}, got {name!r}, which it does not have; {remedy}"
         )
 
 

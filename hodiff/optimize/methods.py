@@ -116,7 +116,9 @@ def require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool)
         if wanted and not getattr(methods[name], argument):
             able = " or ".join(repr(each) for each, method in methods.items() if getattr(method, argument))
             remedy = f"pass method={able}" if able else "minimise the problems one by one"
-            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; {remedy}.")
+            raise InputError(
+                f"minimize: {argument}: expected None, because method={name!r} does not support it; {remedy}."
+            )
     return str(name)
 
 
@@ -126,11 +128,11 @@ def require_takes_sparse(name: str, sparse: Any, *, batched: bool) -> None:
     if sparse is False:
         return
     if batched:
-        raise InputError("minimize: sparse: expected False with batched=True, whose Hessians are small and dense.")
+        raise InputError("minimize: sparse: expected False with batched=True, whose Hessians are dense.")
     if not METHODS[name].sparse:
         able = " or ".join(repr(each) for each, method in METHODS.items() if method.sparse)
         raise InputError(
-            f"minimize: sparse: expected False, as method={name!r} takes no sparse Hessian, got {sparse!r}; "
+            f"minimize: sparse: expected False, because method={name!r} supports no sparse Hessian, got {sparse!r}; "
             f"pass method={able}."
         )
 

@@ -183,7 +183,9 @@ def minimize(
     require_constant("minimize", x0, f, args, constraints, advice=DIFFERENTIABLE)
     if batched:
         if callback is not None:
-            raise InputError("minimize: callback: expected None with batched=True, whose problems end one by one.")
+            raise InputError(
+                "minimize: callback: expected None with batched=True, because problems end at different iterations."
+            )
         return OptimizeResult(minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress))
     takes = METHODS[name]
     if takes.solver is None:
@@ -308,8 +310,8 @@ class _Iterations:
             warnings.warn(
                 f"minimize: {self.count} iterations of {self._method!r} took {seconds:.0f} s: {counts.gradients} "
                 f"gradients, {counts.products} products with the Hessian and {counts.hessians} Hessians, "
-                f"{seconds / self.count:.2g} s an iteration{cheaper}. progress=True shows how far it is, and "
-                "options={'maxiter': ...} bounds it.",
+                f"{seconds / self.count:.2g} s an iteration{cheaper}. progress=True shows the progress, and "
+                f"options={{'maxiter': ...}} limits the iterations.",
                 HodiffWarning,
                 stacklevel=2,
             )

@@ -50,7 +50,7 @@ def vector_of(caller: str, argument: str, found: Any, like: Tensor) -> Tensor:
     if any(each.is_complex() for each in tensors):
         raise InputError(
             f"{caller}: {argument}: expected a function that returns real numbers, got complex ones; return "
-            "torch.view_as_real(...) of them."
+            "torch.view_as_real(...) of the result."
         )
     return torch.cat([each.reshape(-1).to(like) for each in tensors])
 

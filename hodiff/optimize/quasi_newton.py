@@ -220,9 +220,7 @@ def _run(
 
 
 def _begun_anew(iteration: int) -> str:
-    return (
-        f"The inverse Hessian was begun anew, last at iteration {iteration}, as it gave no direction in which f falls."
-    )
+    return f"The inverse Hessian was reset, last at iteration {iteration}, as it gave no direction in which f falls."
 
 
 def _search(

@@ -24,7 +24,7 @@ def require_sparse(caller: str, given: Any) -> None:
     if not isinstance(given, (bool, sparse.Coloring)):
         raise InputError(
             f"{caller}: sparse: expected True, False or a hodiff.sparse.Coloring, got {describe(given)}; "
-            "hodiff.sparse.color(pattern) makes one."
+            "hodiff.sparse.color(pattern) creates one."
         )
 
 
@@ -32,8 +32,8 @@ def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, x0: PyTree, s
     """Return the Hessian as a function of the flat unknowns; the first call finds a coloring if none is given."""
     if any(leaf.is_complex() for leaf in tensors_in(x0)):
         raise InputError(
-            f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x0), and let f "
-            "join it by torch.view_as_complex."
+            f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x0), and "
+            "convert it in f by torch.view_as_complex."
         )
 
     def of_vector(x: Tensor, *args: Any) -> Any:

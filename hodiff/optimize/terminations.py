@@ -24,7 +24,7 @@ class End:
 CONVERGED = End(0, "Optimization terminated successfully: the norm of the gradient is below gtol.")
 ITERATIONS = End(1, "Maximum number of iterations has been exceeded.")
 PRECISION = End(
-    2, "No lower value was found: rounding, or a gradient that is not that of f. x is the best point so far."
+    2, "No lower value was found, because of rounding or a wrong gradient of f. x is the best point so far."
 )
 NONFINITE = End(3, "The function or its gradient is not finite at x.")
 STOPPED = End(99, "`callback` raised `StopIteration`.")

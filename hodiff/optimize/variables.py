@@ -21,7 +21,7 @@ from hodiff.operators.linear.spaces import Space
 def require_some(caller: str, space: Space) -> None:
     """Raise if the space has no numbers."""
     if not space.size:
-        raise InputError(f"{caller}: x0: expected at least one number to move, got none.")
+        raise InputError(f"{caller}: x0: expected at least one element, got none.")
 
 
 class Variables:

@@ -84,7 +84,7 @@ def hessian(
     require_choice("hessian", "scale", scale, ("linear", "root"))
     values = _entries(A).detach()
     if values.is_complex():
-        raise InputError("hessian: A: expected real numbers, got complex ones; draw A.real, A.imag or A.abs().")
+        raise InputError("hessian: A: expected real numbers, got complex ones; plot A.real, A.imag or A.abs().")
     values = values.to("cpu", torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise InputError("hessian: A: expected finite numbers, got inf or nan among them.")
@@ -124,7 +124,7 @@ def _entries(A: Any) -> Tensor:
         got = str(A) if isinstance(A, LinearOperator) else describe(A)
         raise InputError(f"hessian: A: expected an operator or a tensor (n, n), got {got}.")
     if A.shape[0] > MOST:
-        raise InputError(f"hessian: A: expected at most {MOST:,} rows, got {A.shape[0]:,}; draw A.block(names).")
+        raise InputError(f"hessian: A: expected at most {MOST:,} rows, got {A.shape[0]:,}; plot A.block(names).")
     return A.to_dense() if isinstance(A, LinearOperator) else A
 
 
@@ -174,7 +174,10 @@ def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
             f"hessian: parameters: expected a pytree of tensors or a list of names, got {describe(parameters)}."
         )
     if sum(sizes) != n:
-        raise InputError(f"hessian: parameters: expected {n} rows in all, got {sum(sizes)}; pass what f was given.")
+        raise InputError(
+            f"hessian: parameters: expected {n} rows in all, got {sum(sizes)}; pass the parameters that "
+            "f was called with."
+        )
     return names, sizes
 
 

@@ -195,7 +195,7 @@ def _panels(axes: Sequence[Axes] | None, order: int) -> list[Axes]:
             spare.remove()
         return list(grid.flat[:count])
     if len(axes) != count:
-        raise InputError(f"routes: axes: expected {count}, one an order, got {len(axes)}.")
+        raise InputError(f"routes: axes: expected {count}, one for each order, got {len(axes)}.")
     return list(axes)
 
 
@@ -206,6 +206,6 @@ def _require_elementwise(f: Map, grid: Tensor) -> None:
     fits = isinstance(whole, Tensor) and whole.shape == grid.shape and whole.is_floating_point()
     if not fits or not torch.allclose(whole[::2], part, equal_nan=True):
         raise InputError(
-            "routes: f: expected a function that maps each element of a floating-point tensor by itself, got one that "
-            "does not; hodiff.plot.derivatives draws functions of one number."
+            "routes: f: expected an elementwise function of a floating-point tensor, got another function; "
+            "hodiff.plot.derivatives plots functions of one number."
         )

@@ -60,7 +60,7 @@ def described(of: LinearOperator | str) -> str:
 def titled(function: str, what: str, of: LinearOperator | str | None) -> str:
     """Return a title that names the operator of the eigenvalues, if it is known."""
     if of is not None and not isinstance(of, (LinearOperator, str)):
-        raise InputError(f"{function}: of: expected an operator or words for what is drawn, got {describe(of)}.")
+        raise InputError(f"{function}: of: expected an operator or a title, got {describe(of)}.")
     return what if of is None else f"{what} of {described(of)}"
 
 

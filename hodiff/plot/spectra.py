@@ -60,7 +60,7 @@ def spectral_density(
     """
     if not isinstance(density, SpectralDensity):
         raise InputError(
-            "spectral_density: density: expected what hodiff.estimators.spectral_density returns, got "
+            "spectral_density: density: expected the result of hodiff.estimators.spectral_density, got "
             f"{type(density).__name__}."
         )
     require_bool("spectral_density", "log", log)
@@ -142,7 +142,7 @@ def _descending(values: object) -> tuple[Tensor, Tensor | None]:
     if isinstance(values, LinearOperator):
         if not values.symmetric:
             raise InputError(
-                f"eigenvalues: values: expected an operator that says that it is symmetric, got {values}; pass the "
+                f"eigenvalues: values: expected an operator that is known to be symmetric, got {values}; pass the "
                 "eigenvalues as a tensor."
             )
         found = torch.linalg.eigvalsh(values.to_dense())
@@ -152,7 +152,7 @@ def _descending(values: object) -> tuple[Tensor, Tensor | None]:
         found = values
     else:
         raise InputError(
-            "eigenvalues: values: expected a real tensor (k,), what eigsh returned or a symmetric operator, got "
+            "eigenvalues: values: expected a real tensor (k,), a result of eigsh or a symmetric operator, got "
             f"{describe(values)}."
         )
     if not bool(torch.isfinite(found).all()):

@@ -224,8 +224,8 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
         outputs = Checkpoint.call(call, *inputs)
         if call.leaves_tensors and call.leaves_what_is_differentiated(inputs):
             raise InputError(
-                f"{name}: f: expected f to return all that derivatives go through, got a tensor that it leaves in an "
-                "attribute, a list or a variable, from where its derivatives would be lost; return it as well, or "
-                "leave it there detached."
+                f"{name}: f: expected f to return all tensors that are differentiated, got a tensor that it stores in "
+                "an attribute, a list or a variable, where its derivatives would be lost; return it as well, or "
+                "store it detached."
             )
         return call.structured(outputs)

@@ -73,8 +73,9 @@ def difference(one: Tensor, other: Tensor) -> str:
 
 def _unsteady(caller: str, one: Tensor, other: Tensor) -> InputError:
     return InputError(
-        f"{caller}: f: expected the same value each time, as it is evaluated anew for each group of directions or each "
-        f"product, got {difference(one, other)}; look for random numbers (model.eval(), randomness='same', a seed that "
+        f"{caller}: f: expected the same value in each call, because it is called again for each group of directions "
+        f"or each product, got {difference(one, other)}; look for random numbers (model.eval(), randomness='same', a "
+        f"seed that "
         "f sets itself) and for state that changes in between, or take the route 'reverse-over-reverse' (for a "
         "Jacobian, the mode 'reverse'), which evaluates f once."
     )

@@ -28,12 +28,12 @@ from hodiff.torch_internals.wording import Wording, says
 
 # Replacements for Functions of other libraries that compute their gradient outside of the graph.
 _INSTEAD = {
-    "OdeintAdjointMethod": "call torchdiffeq.odeint in place of odeint_adjoint",
+    "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
 }
 _REMEDY = (
-    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_vjp; for a solver "
-    "hodiff.implicit, for a recomputation hodiff.functions.checkpoint; where no second derivative is meant, mark it "
+    "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_vjp; for a solver, "
+    "use hodiff.implicit; for a recomputation, hodiff.functions.checkpoint; if you need no second derivative, mark it "
     "once_differentiable"
 )
 
@@ -270,30 +270,30 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
     what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
         f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
-        f"it varies with the point, so that its derivative would be lost without a word; {instead}"
+        f"it varies with the point, so its derivative would be silently lost; {instead}"
     )
 
 
 def _of_zeros(backward: str) -> str:
     return (
         f"{backward} returns zeros without a graph for a cotangent that is zero here and varies with the point, so "
-        "that its derivative would be lost without a word; multiply by the cotangent in any case"
+        "its derivative would be silently lost; multiply by the cotangent in any case"
     )
 
 
 def _nonlinear(backward: str) -> str:
     return (
-        f"{backward} is not linear in its cotangent (it clips, normalizes, rounds or adds to gradients), so that what "
-        "comes out would be no product with a matrix; leave it out where second derivatives are taken, and add an "
-        "auxiliary loss to the loss itself"
+        f"{backward} is not linear in its cotangent (it clips, normalizes, rounds or adds to gradients), so the "
+        "result would not be a product with a matrix; remove it for second derivatives, and add an auxiliary loss to "
+        "the loss itself"
     )
 
 
 def unrecorded(rule: str, instead: str = _REMEDY) -> str:
     """Return the message for a rule of a Function that leaves the graph."""
     return (
-        f"{rule} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a kernel), so that its "
-        f"own derivative would be zero without a word; {instead}"
+        f"{rule} computes outside of the graph (torch.no_grad, .detach(), .data, NumPy or a kernel), so its own "
+        f"derivative would silently be zero; {instead}"
     )
 
 

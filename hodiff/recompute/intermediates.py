@@ -78,7 +78,7 @@ class _Input:
         if self._plain and self._version is not None and version_of(self._packed) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "
-                "input of a layer that computes its pre-activation again; .clone() it before the layer, or change it "
+                "input of a layer that recomputes its pre-activation; .clone() it before the layer, or change it "
                 "after backward."
             )
         return self._unpack(self._packed)

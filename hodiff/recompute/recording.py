@@ -207,6 +207,6 @@ def switched_off(name: str) -> RouteError:
     """Return the error for a function that turns a differentiated argument into a constant."""
     return RouteError(
         f"{name}: expected a function that leaves requires_grad of its arguments on, got one that switches it off for "
-        "an argument by which it is differentiated, so that the derivative would be 0 without a word; take that line "
-        "out, or pass tensor.detach() to what must not be differentiated."
+        "a differentiated argument, so the derivative would silently be 0; remove that line, or pass tensor.detach() "
+        "to code that must not be differentiated."
     )

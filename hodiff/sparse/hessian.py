@@ -48,8 +48,8 @@ class _Options:
         require_bools(self.caller, check=self.check, compile=self.compile, correct=self.correct)
         if self.compile and self.route not in ("auto", ROUTES[0]):
             raise InputError(
-                f"{self.caller}: route: expected 'auto' or {ROUTES[0]!r} beside compile=True, got {self.route!r}; "
-                "leave one of them out."
+                f"{self.caller}: route: expected 'auto' or {ROUTES[0]!r} with compile=True, got {self.route!r}; omit "
+                "one of them."
             )
 
 

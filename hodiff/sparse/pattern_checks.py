@@ -72,7 +72,7 @@ def check_pattern(
         if not has_numbers(leaf):
             raise InputError(
                 f"check_pattern: x: expected a tensor with numbers, outside of traces, got {type(leaf).__name__} "
-                f"{describe(leaf)}, of which nothing can be compared; pass a tensor on a device."
+                f"{describe(leaf)}, which has no values to compare; pass a tensor with values."
             )
     if of == "hessian":
         hessian = Hessian(function, "auto", "auto")
@@ -96,7 +96,7 @@ def check_pattern(
     if off is not None and len(off.unjudged):
         warnings.warn(
             f"check_pattern: x: expected a point where the derivative is finite, got one where it is not in "
-            f"{len(off.unjudged):,} row(s), of which nothing can be said; take another.",
+            f"{len(off.unjudged):,} row(s), which cannot be checked; pass another point.",
             HodiffWarning,
             stacklevel=3,
         )

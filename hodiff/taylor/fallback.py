@@ -37,8 +37,9 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     leaves, spec = pytree.tree_flatten((args, kwargs))
     if not torch.compiler.is_compiling() and any(isinstance(each, Iterator) for each in leaves):
         raise RouteError(
-            f"jet: {getattr(func, '__name__', func)} runs more than once where a value moves: expected arguments that "
-            "can be read again, got an iterator; pass a function, such as batches.__getitem__ of a list."
+            f"jet: {getattr(func, '__name__', func)} runs its function more than once in Taylor mode: expected "
+            "arguments that can be read again, got an iterator; pass a function, such as batches.__getitem__ of a "
+            "list."
         )
     places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
     jets = [leaves[i] for i in places]
@@ -57,7 +58,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if before != _versions(values):
             name = getattr(func, "__name__", func)
             raise InputError(
-                f"jet: {name} writes to its argument, which is not known for a value that moves: expected a function "
+                f"jet: {name} writes to its argument, which is not supported for a jet: expected a function "
                 "that returns a new tensor."
             )
         if (frame.mode is None or not has_formula(func)) and loses_tangents(func) and any(map(_can_move, outputs)):
@@ -206,7 +207,7 @@ def _require_running(jet: Any, t: Any) -> None:
 def closed_over_by_forward() -> RouteError:
     """Return the error for a Function whose forward closes over a jet."""
     return RouteError(
-        "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
+        "jet: the forward of a Function closes over a jet: expected it among the arguments, as its "
         "derivative would be lost."
     )
 

@@ -107,9 +107,7 @@ def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Call a function inside `moment`, with each jet replaced by a point on its curve."""
     name = name_of(func)
     if _writes(name):
-        raise InputError(
-            f"jet: {name} writes to a value that moves, which the function inside closes over: expected a new tensor."
-        )
+        raise InputError(f"jet: {name} writes to a jet that the inner function closes over: expected a new tensor.")
     return call(func, at_the_moment(args), at_the_moment(kwargs))
 
 
@@ -124,7 +122,7 @@ def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     value = target.value.clone()
     call(func, (value, *value_of(frame, args[1:])), value_of(frame, kwargs))
     if value.shape != target.value.shape:
-        raise InputError(f"jet: {name} changes the shape of a value that moves: expected a new tensor.")
+        raise InputError(f"jet: {name} changes the shape of a jet in place: expected a new tensor.")
     return assign(target, new_jet(frame, [value, *target.coefficients[1:]]))
 
 
@@ -150,7 +148,7 @@ def _constant_value(jet: Any) -> Any:
 def of_an_earlier_call() -> InputError:
     """Return the error for a jet that was kept from an earlier call."""
     return InputError(
-        "jet: a value that moves in an earlier call was kept, such as in a list or a module, and is used again: "
+        "jet: a jet of an earlier call was kept, such as in a list or a module, and is used again: "
         "expected values of this call, or x.detach() where it was kept."
     )
 
@@ -159,7 +157,7 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     if func is apply_in_transform and args[0] in RULES:
         func, args = args[0], args[1:]
     if kwargs and kwargs.get("out") is not None:
-        raise InputError("jet: out=: expected None where a value moves; assign the result, or write it by copy_.")
+        raise InputError("jet: out=: expected None in Taylor mode; assign the result, or write it by copy_.")
     entry = entry_of(func)
     if entry is None or name_of(func) in _OTHER_SHAPES or _meets_own_functions(jets, args):
         return _without_rule(frame, func, args, kwargs)
@@ -265,7 +263,7 @@ def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[s
     plain = getattr(torch.Tensor, name[:-1], None)
     if plain is None or name in _OTHER_SHAPES:
         raise InputError(
-            f"jet: {name} writes in place, and is not known for a value that moves: expected a function that returns a "
+            f"jet: {name} writes in place, which is not supported for a jet: expected a function that returns a "
             "new tensor, such as x.unsqueeze(0) in place of x.unsqueeze_(0)."
         )
     return assign(args[0], unknown(frame, plain, args, kwargs))

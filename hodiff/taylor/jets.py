@@ -163,8 +163,8 @@ class Jet:
     def __len__(self) -> int:
         if self.value.ndim == 0:
             raise TypeError(
-                "len() of a 0-d tensor, which is a value that moves: torch.tensor and torch.as_tensor take none, "
-                "expected torch.stack of values, or the value as it is."
+                "len() of a 0-d tensor, which is a jet: torch.tensor and torch.as_tensor do not support jets, "
+                "expected torch.stack, or the jet itself."
             )
         return len(self.value)
 
@@ -267,8 +267,8 @@ def _refused(name: str) -> property:
         if self.frame.ended and not _:
             return getattr(self.value, name)
         raise InputError(
-            f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant; where code that "
-            "is not yours asks for it, such as torchdiffeq's adaptive solvers, take hodiff.hessian or hodiff.jacobian."
+            f"jet: .{name} of a jet is not supported: use x.detach() for its value as a constant. If a library calls "
+            "it, such as torchdiffeq's adaptive solvers, use hodiff.hessian or hodiff.jacobian."
         )
 
     return property(refuse, refuse)
@@ -298,9 +298,9 @@ class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise InputError(
-            f"jet: {func} is called where the derivatives of a value that moves would be lost, as by torch.tensor(x), "
-            "a C++ extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, "
-            "torch.stack of values, or x.detach() for a constant."
+            f"jet: {func} is called where the derivatives of a jet would be lost, such as by torch.tensor(x), a C++ "
+            "extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, torch.stack "
+            "of jets, or x.detach() for a constant."
         )
 
 

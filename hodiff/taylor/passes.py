@@ -131,8 +131,8 @@ def _one_side(
     held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
         raise RouteError(
-            "jet: inside of another one and of torch.no_grad(), in torch.compile, it is not known what is constant: "
-            "expected the inner one outside of the block."
+            "jet: inside of another jet call and torch.no_grad(), torch.compile does not show which tensors are "
+            "constant: expected the inner call outside of the torch.no_grad() block."
         )
     try:
         outputs, spec = _outputs(frame, f, args, state, held=held)
@@ -197,15 +197,15 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
             if met.frame.depth != frame.depth:
                 raise
             raise _takes_tensors_alone(
-                TypeError("a linear operator, a solver or a sparse derivative meets a value that moves")
+                TypeError("a linear operator, a solver or a sparse derivative was called with a jet")
             ) from None
         except RuntimeError as error:
             if offered and says(error, Wording.NO_SETUP_CONTEXT):
                 raise _without_setup_context(error) from error
             if offered and says(error, Wording.CHANGES_CAPTURED):
                 raise RouteError(
-                    "jet: f changes a tensor from outside of it in place beside an autograd.Function, which torch.func "
-                    "refuses; return what is kept there, or take hodiff.hessian or hodiff.jacobian."
+                    "jet: f changes a tensor that it closes over in place, and calls an autograd.Function, which "
+                    "torch.func does not support together; return the tensor, or use hodiff.hessian or hodiff.jacobian."
                 ) from error
             raise
         state.rewind()
@@ -217,7 +217,7 @@ def _without_setup_context(error: RuntimeError) -> RouteError:
     return RouteError(
         f"jet: {names[-1] if names else 'a Function'}: expected an autograd.Function with setup_context and jvp, got "
         "one whose forward takes ctx, which torch hides from everything that is not a tensor; split its forward and "
-        "give it a jvp, enter a rule by hodiff.taylor.register, or take hodiff.hessian or hodiff.jacobian."
+        "give it a jvp, register a rule by hodiff.taylor.register, or use hodiff.hessian or hodiff.jacobian."
     )
 
 
@@ -226,19 +226,22 @@ def _number(each: Any) -> Tensor:
     if isinstance(each, (int, float, complex, np.number)):
         return torch.as_tensor(each)
     raise InputError(
-        f"jet: f: expected to return tensors and numbers, in pytrees, got {type(each).__name__} {each!r}; leave out "
-        "what is not to be differentiated."
+        f"jet: f: expected to return tensors and numbers, in pytrees, got {type(each).__name__} {each!r}; return only "
+        "outputs to differentiate."
     )
 
 
 # Messages that name a jet, or that torch's control flow operators raise for jets.
-_TENSORS_ALONE = re.compile(r"Jet\b|a value that moves|leaves must be a Tensor|Mapped xs can only consist of tensors")
+_TENSORS_ALONE = re.compile(
+    r"Jet\b|a jet\b(?! has no attribute)|leaves must be a Tensor|Mapped xs can only consist "
+    "of tensors"
+)
 
 
 def _takes_tensors_alone(error: Exception) -> RouteError:
     said = str(error).splitlines()[0]
     return RouteError(
-        "jet: a value that moves comes to something that takes tensors alone, such as torch.nn.Parameter, NumPy, "
+        "jet: a jet is passed to code that supports only tensors, such as torch.nn.Parameter, NumPy, "
         "torch.func.linearize, a linear operator or a check of hodiff, a control flow operator whose name was bound "
         "before hodiff was imported, or code that asks for the type: expected "
         "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
@@ -249,8 +252,7 @@ def _takes_tensors_alone(error: Exception) -> RouteError:
 def _takes_no_nested_tensor(error: Exception) -> RouteError:
     said = "" if isinstance(error, HodiffError) else f" torch says: {str(error).splitlines()[0]}"
     return RouteError(
-        "jet: a nested tensor meets a value that moves, and Taylor mode has no series of nested tensors: compute with "
-        f"a list of tensors, or with a padded tensor and a mask, in its place.{said}"
+        f"jet: Taylor mode does not support nested tensors: use a list of tensors, or a padded tensor and a mask.{said}"
     )
 
 
@@ -262,8 +264,8 @@ def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], 
         if isinstance(each, Tensor) and overrides_functions(each):
             name = type(each).__name__
             raise RouteError(
-                f"{caller}: {argument}: expected plain tensors, got {name}, whose __torch_function__ a Taylor series "
-                "does not reach; take hodiff.hvp, hodiff.hessian or hodiff.jacobian, which call it, or pass "
+                f"{caller}: {argument}: expected plain tensors, got {name}, whose __torch_function__ Taylor mode does "
+                "not call; use hodiff.hvp, hodiff.hessian or hodiff.jacobian, which call it, or pass "
                 "x.as_subclass(torch.Tensor)."
             )
     return leaves, spec

@@ -107,7 +107,7 @@ def compare(
             "isinstance(x, torch.Tensor), or"
         )
     raise RouteError(
-        f"jet: f: expected the same value in Taylor mode as of plain tensors, got another one: {cause} take "
+        f"jet: f: expected the same value in Taylor mode as with plain tensors, got a different value: {cause} take "
         f"hodiff.hessian. Plain: {_shown(expected)}, in Taylor mode: {_shown(values)}."
     )
 

@@ -59,8 +59,8 @@ def _by_direction(frame: Frame, name: str, value: Any, results: Sequence[Jet]) -
         unequal = functools.reduce(torch.logical_or, [part != parts[0] for part in parts])
         if any_holds(unequal & ~parts[0].isnan()):
             warnings.warn(
-                f"{name}: Got a length that is 0, and which piece of the function follows depends on the direction, so "
-                "that derivatives are NaN there. Compare squares of lengths instead.",
+                f"{name}: Got a length that is 0. The branch of the function depends on the direction there, so "
+                "derivatives are NaN. Compare squares of lengths instead.",
                 HodiffWarning,
                 stacklevel=levels_to_the_caller(),
             )

@@ -91,9 +91,9 @@ def assign(target: Any, result: Any) -> Any:
             if not frame.accumulates:
                 raise ConstantWritten(frame)
         raise InputError(
-            f"jet: cannot write a value that moves to a constant tensor {tuple(target.shape)} from outside of "
-            "f, such as a buffer: make that one by torch.zeros_like(x) or torch.clone(x) of a value that moves, or "
-            "put the parts together by torch.stack or torch.cat."
+            f"jet: cannot write a jet to a constant tensor {tuple(target.shape)} from outside of "
+            "f, such as a buffer: create that tensor by torch.zeros_like(x) or torch.clone(x) of a jet x, or combine "
+            "the parts by torch.stack or torch.cat."
         )
     frame, value = target.frame, target.value
     if isinstance(result, Jet) and result.frame is frame and result.support is not None and target.base is None:
@@ -118,8 +118,8 @@ def _write(target: Jet, new: list[Coefficient]) -> None:
         return
     if not target.exact:
         raise InputError(
-            "jet: writing to a conjugate, or to a part of complex numbers, is not known for a value that moves: "
-            "expected torch.complex(real, imag) of new parts."
+            "jet: writing to a conjugate, or to a part of complex numbers, is not supported for a jet: expected "
+            "torch.complex(real, imag) of new parts."
         )
     frame, value = base.frame, base.value
     numbers: Any = torch.arange(value.numel(), device=value.device).reshape(value.shape)

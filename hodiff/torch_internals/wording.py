@@ -18,7 +18,7 @@ class Wording(Enum):
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
     NESTED_DUAL_LEVELS = (
         r"Nested forward mode AD",
-        "forward mode by torch.autograd.forward_ad meets another one, which torch.func alone nests",
+        "forward mode by torch.autograd.forward_ad is nested, which only torch.func supports",
     )
 
     NO_GRAPH = (
@@ -46,13 +46,13 @@ class Wording(Enum):
     NO_BATCHING_RULE = (r"batching rule|vmap: we do not yet support", "an operator cannot be batched")
     READS_BATCHED = (
         r"data-dependent control flow|vmap over calling \.item\(\)",
-        "code asks for the number in a tensor that stands for a batch",
+        "code reads the number in a tensor that represents a batch",
     )
     CHANGES_UNBATCHED = (
         r"not possible because there exists a Tensor",
         "a batch would be written into a tensor that has none",
     )
-    RANDOM = (r"randomness error mode", "random numbers under vmap, which was not told what to do with them")
+    RANDOM = (r"randomness error mode", "random numbers under vmap, which needs randomness='same' or 'different'")
 
     # Unsupported tensors.
     SPARSE = (
@@ -74,7 +74,7 @@ class Wording(Enum):
     INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
     REQUIRES_GRAD_INSIDE = (
         r"attempting to call Tensor\.requires_grad_\(\)",
-        "code inside of a transform starts a graph of its own",
+        "code inside of a transform starts a separate graph",
     )
     NO_HOOK = (r"cannot register a hook on a tensor that doesn't require gradient", "forward mode records no graph")
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")

@@ -79,7 +79,7 @@ def test_static_functions_compile(app):
 def test_compiling_rejects_static_functions_with_closures():
     scale = 2.0
     torch.compiler.reset()
-    with pytest.raises(Exception, match="closes over nothing"):
+    with pytest.raises(Exception, match="function without closure"):
         torch.compile(lambda x: app_jvp(lambda y: scale * y, x), fullgraph=True, backend="aot_eager")(torch.ones(2))
 
 
@@ -204,13 +204,13 @@ def test_check_rule_passes_right_rules_and_rejects_wrong_ones():
     with pytest.raises(hodiff.InputError, match=r"twice: tangent_out: expected a rule L that is linear"):
         crooked.check_rule(x)
     other = jvp_of(lambda primals, tangents: (3 * primals[0], 2 * tangents[0]))
-    with pytest.raises(hodiff.InputError, match=r"twice: primal_out: expected the function's own value, .* 1.0e\+00"):
+    with pytest.raises(hodiff.InputError, match=r"twice: primal_out: expected the value of the function, .* 1.0e\+00"):
         other.check_rule(x)
     clamped = vjp_of(lambda x: (2 * x, None), lambda _, c: (c.clamp(-0.1, 0.1),))
     with pytest.raises(hodiff.InputError, match=r"twice: backward: expected a rule L that is linear"):
         clamped.check_rule(x)
     elsewhere = vjp_of(lambda x: (3 * x, None), lambda _, c: (2 * c,))
-    with pytest.raises(hodiff.InputError, match=r"twice: forward: expected the function's own value"):
+    with pytest.raises(hodiff.InputError, match=r"twice: forward: expected the value of the function"):
         elsewhere.check_rule(x)
 
 

@@ -152,10 +152,10 @@ def test_mixed_dtypes_are_accepted():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": draw(2, 2, KEYS, 3)}, r"hodiff's rule does not take the call: flex_attention: expected q \(B, H"),
+        ({"key": draw(2, 2, KEYS, 3)}, r"hodiff's rule does not support the call: flex_attention: expected q \(B, H"),
         ({"query": draw(2, LENGTH, 2).requires_grad_()}, r"expected q \(B, H, L, E\)"),
         ({"block_mask": create_block_mask(causal, None, None, 9, 9, device="cpu")}, "5 queries and 7 keys, got"),
-        ({"score_mod": lambda s, b, h, i, j: 1.0}, "score_mod: expected it to return"),
+        ({"score_mod": lambda s, b, h, i, j: 1.0}, "score_mod: expected a function that returns"),
         ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: expected a number"),
     ],
 )

@@ -164,9 +164,9 @@ def test_detach_in_place_makes_a_constant():
 def test_detach_in_place_in_nested_transforms_is_rejected(route):
     """Torch detaches from the innermost transform only."""
     f = loss(in_place)
-    with pytest.raises(hodiff.RouteError, match=r"detach_: transforms are nested.*x = x\.detach\(\)"):
+    with pytest.raises(hodiff.RouteError, match=r"detach_: inside nested transforms.*x = x\.detach\(\)"):
         hodiff.hvp(f, X, V, route=route)
-    with pytest.raises(hodiff.RouteError, match="detach_: transforms are nested"):
+    with pytest.raises(hodiff.RouteError, match="detach_: inside nested transforms"):
         hodiff.jacobian(grad(f), mode="reverse")(X)
 
 
@@ -372,7 +372,7 @@ def test_leaf_made_inside_a_batch_is_rejected():
         c = V.clone().requires_grad_()
         return (torch.autograd.grad((x**4 * c**2).sum(), c, create_graph=True)[0]).sum()
 
-    with pytest.raises(hodiff.RouteError, match=r"requires_grad_: a batch is under way.*torch.func.grad"):
+    with pytest.raises(hodiff.RouteError, match=r"requires_grad_: called inside torch.func.vmap.*torch.func.grad"):
         hodiff.hessian(f, route="forward-over-forward")(X)
     torch.testing.assert_close(hodiff.hessian(f)(X), (24 * X**2 * V).diag())
     torch.testing.assert_close(hodiff.corrected()(torch.func.vmap(torch.func.grad(f)))(X[None]), 8 * (X**3 * V)[None])

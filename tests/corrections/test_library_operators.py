@@ -117,7 +117,7 @@ def test_first_derivatives_match(functions):
 def test_sparse_jacobian_matches(functions):
     f, plain, _, _ = functions
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*no rule says what results depend on")
+        warnings.filterwarnings("ignore", message=".*no rule for the dependencies of")
         found = hodiff.sparse.jacobian(lambda x: f(x) * x)(X)
     torch.testing.assert_close(found.to_dense(), hodiff.jacobian(lambda x: plain(x) * x)(X))
 
@@ -170,7 +170,7 @@ def test_detached_formula_is_rejected():
         lambda ctx, g: (2 * g * ctx.saved_tensors[0]).detach(),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
-    with pytest.raises(hodiff.RouteError, match="records nothing"):
+    with pytest.raises(hodiff.RouteError, match="computes outside of the graph"):
         hodiff.jacobian(lambda x: cut(x) + x, mode="forward")(X)
 
 

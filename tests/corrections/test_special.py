@@ -169,7 +169,7 @@ def test_derivative_by_a_polynomial_degree_is_rejected():
     n = numbers(3.0).requires_grad_()
     with hodiff.corrected():
         y = S.hermite_polynomial_h(numbers(0.5), n)
-        with pytest.raises(hodiff.RouteError, match="n: a polynomial has no derivative by its degree"):
+        with pytest.raises(hodiff.RouteError, match="n: a polynomial has no derivative with respect to its degree"):
             y.sum().backward()
 
 

@@ -193,7 +193,7 @@ def test_exit_in_another_thread_is_rejected():
         thread.join()
         assert corrections_are_active()
     ((message, acted),) = errors
-    assert "left in a thread that did not enter it" in message
+    assert "exited in a thread that did not enter it" in message
     assert acted
     assert not corrections_are_active()
 

@@ -11,7 +11,9 @@ import hodiff
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "corrections.md"
 BEGIN, END = "<!-- table: python tests/corrections/write_table.py -->", "<!-- end of table -->"
 SHORT = dict(zip(hodiff.ROUTES, ("rr", "fr", "rf", "ff"), strict=True))
-HEADING = "| torch function | torch is | by | because | instead | mended in torch |\n|---|---|---|---|---|---|"
+HEADING = (
+    "| torch function | torch is | by routes | reason | rule of hodiff | fixed in torch |\n|---|---|---|---|---|---|"
+)
 
 
 def line(row) -> str:

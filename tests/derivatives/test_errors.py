@@ -444,5 +444,5 @@ def test_gradient_by_a_closed_over_parameter_is_right_or_raises(route):
         torch.testing.assert_close(hvp(f, x, torch.ones_like(x), route=route), 48 * x**2)
         return
     for derive in (hvp, lambda f, x, v, route: hessian_matrix(f, x, route=route)):
-        with pytest.raises(RouteError, match="by a tensor that it closes over"):
+        with pytest.raises(RouteError, match="to a tensor that it closes over"):
             derive(f, x, torch.ones_like(x), route=route)

@@ -142,7 +142,7 @@ def test_every_derivative_warns_of_a_wrong_gradient():
     for name, call in calls.items():
         own_gradient._asked.clear()
         (message,) = warnings_of(call)
-        assert message.startswith(f"{name}: the gradient that the function has by autograd is not its derivative")
+        assert message.startswith(f"{name}: the gradient by autograd is not the derivative of the function")
         # The message has the gradient and the derivative along one direction.
         assert "differences of values give" in message
 
@@ -156,7 +156,7 @@ def test_frozen_table_under_no_grad_warns():
 
     everything = dict(model.named_parameters())
     (message,) = warnings_of(lambda: hodiff.hvp(loss, everything, everything))
-    assert "differentiate only by parameters that require a gradient" in message
+    assert "differentiate only with respect to parameters that require a gradient" in message
     own_gradient._asked.clear()
     free = {name: each for name, each in everything.items() if each.requires_grad}
     assert warnings_of(lambda: hodiff.hvp(loss, free, free)) == []
@@ -173,4 +173,4 @@ def test_random_state_and_grad_are_left_unchanged():
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
 def test_warning_names_the_digits_of_16_bits(dtype, digits):
     (message,) = warnings_of(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
-    assert message.startswith(f"hvp: numbers of {dtype} have about {digits} digits")
+    assert message.startswith(f"hvp: {dtype} has about {digits} digits")

@@ -56,10 +56,10 @@ def test_hvp_uses_one_draw_for_all_chunks():
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "private generator"])
 def test_several_draws_without_randomness_same_are_rejected(source):
     draw = SOURCES[source]
-    with pytest.raises(hodiff.InputError, match="jacobian: f: expected the same value each time"):
+    with pytest.raises(hodiff.InputError, match="jacobian: f: expected the same value in each call"):
         hodiff.jacobian(lambda x: x * draw(), mode="forward", chunk_size=1)(X)
     for route in FORWARD:
-        with pytest.raises(hodiff.InputError, match="hessian: f: expected the same value each time"):
+        with pytest.raises(hodiff.InputError, match="hessian: f: expected the same value in each call"):
             hodiff.hessian(lambda x: (x**2).sum() * draw(), route=route, chunk_size=1)(X)
 
 
@@ -71,7 +71,7 @@ def test_changing_state_is_rejected():
         return len(calls) * x**2
 
     for options in ({}, {"randomness": "same"}):
-        with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+        with pytest.raises(hodiff.InputError, match="expected the same value in each call"):
             hodiff.jacobian(f, mode="forward", chunk_size=1, **options)(X)
     assert hodiff.jacobian(f, mode="reverse", chunk_size=1)(X).diagonal().div(X).unique().numel() == 1
 
@@ -120,5 +120,5 @@ def test_low_precision_inside_is_not_taken_for_changing_state(lowered, route):
     torch.testing.assert_close(product.detach(), expected, rtol=0.05, atol=0.05)
     state = iter(range(100))
     if route == "forward-over-forward":
-        with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+        with pytest.raises(hodiff.InputError, match="expected the same value in each call"):
             hodiff.hvp(lambda x: f(x) * (1 + next(state)), x, v, route=route)

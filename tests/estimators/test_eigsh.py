@@ -128,7 +128,7 @@ def test_smallest_magnitude_eigenvalues_of_a_large_operator():
         pairs = eigsh(operator, 2, which="SM")
         torch.testing.assert_close(pairs.eigenvalues, (sign * values[:2]).sort().values, rtol=0, atol=1e-8)
         assert operator.products < n
-    with pytest.raises(InputError, match="eigsh: which: 'SM' needs a factorization where eigenvalues have both signs"):
+    with pytest.raises(InputError, match="eigsh: which: 'SM' needs a factorization if eigenvalues have both signs"):
         eigsh(torch.diag(values - 0.7), 2, which="SM")
 
 

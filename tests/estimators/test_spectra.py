@@ -206,7 +206,7 @@ def test_rejects_random_operator():
         def __matmul__(self, v):
             return super().__matmul__(v) * (1 + 0.1 * torch.rand(v.shape[0], 1, dtype=v.dtype))
 
-    with pytest.raises(InputError, match="is there dropout, or a new batch every time"):
+    with pytest.raises(InputError, match="does it use dropout, or a new batch in each call"):
         spectral_density(Noisy(A), samples=2, steps=20)
 
 

@@ -151,8 +151,8 @@ def test_nan_input_gives_nan() -> None:
         ((torch.ones(3), torch.ones(2)), r"normal: expected a number or a shape that broadcasts to \(3,\), got \(2,\)"),
         ((torch.ones(3), 1.0, torch.ones(3)), r"level: expected a number or a shape that broadcasts to \(1,\)"),
         ((torch.ones(3), torch.ones(3, dtype=torch.long)), r"normal: expected a floating-point tensor"),
-        ((torch.ones(3), 1.0, 3.1), r"level: expected one that normal @ y takes in the box"),
-        ((torch.ones(3), 1.0, 1.0, 1.0, 0.0), r"are the bounds in order"),
+        ((torch.ones(3), 1.0, 3.1), r"level: expected a value that normal @ y reaches in the box"),
+        ((torch.ones(3), 1.0, 1.0, 1.0, 0.0), r"check that lower <= upper"),
         ((torch.ones(3), 1.0, 0.0, 0.0, 1.0, (0, 0)), r"dim: "),
     ],
 )

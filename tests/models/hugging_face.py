@@ -297,22 +297,24 @@ def rows(kinds: list[str]) -> Iterator[Row]:
 INTRODUCTION = """\
 # Architectures of Hugging Face
 
-Products of a Hessian by the parameters of {architectures} architectures ({models} models, by the attention that they
-are built with), against central differences of their gradients, in float64. Each is built from its default
-configuration with sizes cut down and random weights, in evaluation mode; the loss is the mean of sin(y) + y² of every
-floating output y. hodiff's five products are `hvp`, `hvp` by reverse-over-reverse, forward-over-reverse and
-reverse-over-forward, and a product with a `HessianOperator`. "Right" is closer than 1e-6 of the largest number, or 1e-3
-where the model computes in float32 inside.
+The table compares Hessian-vector products of {architectures} architectures ({models} models, with different attention
+implementations) with central differences of gradients, in float64. The Hessians are with respect to the parameters.
+Models have their default configuration with smaller sizes and random weights, and run in evaluation mode. The loss is
+the mean of sin(y) + y² over all floating-point outputs y.
 
-Of {products} products of hodiff's {right} are right, {wrong} wrong, and {raises} raise.
-The page is written by `python tests/models/hugging_face.py`; [models.md](models.md) has more on some thirty models.
+hodiff computes five products: `hvp`, `hvp` by reverse-over-reverse, forward-over-reverse and reverse-over-forward, and
+a product with a `HessianOperator`. A product is right if its error is below 1e-6 relative to the largest element, or
+below 1e-3 if the model computes in float32 inside.
+
+Of hodiff's {products} products, {right} are right, {wrong} are wrong, and {raises} raise an error.
+`python tests/models/hugging_face.py` writes this page. [models.md](models.md) has more results for thirty models.
 
 """
 ENDING = """
-Many models know one attention alone. Left out are {detaching}:
-they detach tensors inside, or have Functions with a gradient of their own, so that their gradient is that of no
-function (its derivatives are not symmetric) and differences see what derivatives hold fixed; `preflight` remarks on
-each.{missing}
+Many models support only one attention implementation. The table omits {detaching}.
+They detach tensors, or have Functions with a gradient that is not the derivative, so the Jacobian of their gradient is
+not symmetric, and differences also include the dependence that derivatives ignore. `preflight` reports these
+models.{missing}
 
 """
 
@@ -343,7 +345,7 @@ def page(found: list[Row]) -> str:
     missing = ", ".join(sorted(set(ARCHITECTURES) - {row.kind for row in found}))
     ending = ENDING.format(
         detaching=", ".join(detaching) or "none",
-        missing=f" What could not be built this way: {missing}." if missing else "",
+        missing=f" Models that could not be built: {missing}." if missing else "",
     )
     introduction = INTRODUCTION.format(
         architectures=len({row.kind for row in shown}),

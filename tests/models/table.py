@@ -19,29 +19,33 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "models.md"
 FEATURES = ("products", "operator", "Gauss-Newton", "top eigenvalue")
 INTRODUCTION = """\
-# Models that people have
+# Results on common models
 
-What `hodiff.check(model, inputs)` and `hodiff.preflight(model, *inputs)` say of architectures in tiny sizes
-(`tests/models/architectures/`), and how far hodiff's products by the parameters are from differences: of torch's
-gradients, for products by each route that is there (the worst counts), for a column of a block by `HessianOperator`,
-and for the largest eigenvalue and its vector; of outputs, for `GaussNewtonOperator`. Errors are relative to the
-largest number; seconds are of one thread, of a process that has just started, and no more than a hint. The page is
-written by `python tests/models/table.py`; [hugging_face.md](hugging_face.md) has products for a hundred architectures
-of Hugging Face's, beside those by torch alone.
+The first table lists the results of `hodiff.check(model, inputs)` and `hodiff.preflight(model, *inputs)` on common
+architectures with small sizes (`tests/models/architectures/`). The second table lists errors of hodiff's
+Hessian-vector products, relative to the largest element. The references are finite differences:
 
-Models that compute in float32 inside (Llama, T5, Mamba, Mixtral) have products as coarse as that. A Gaussian process
-by gpytorch calls a Function of its own, which returns a gradient of another shape and keeps a derivative as a
-constant: its second derivatives are wrong by 5 % under torch, and hodiff refuses them. The steps of `dopri5` are chosen
-without gradients, which are as exact as the solver's tolerance; a Function of torchdiffeq's has no forward mode.
+- differences of torch's gradients, for products with respect to the parameters (the largest error over the supported
+  routes), for a column of a block of `HessianOperator`, and for the largest eigenvalue and its eigenvector;
+- differences of outputs, for `GaussNewtonOperator`.
+
+Times are of one thread in a new process, and only approximate. `python tests/models/table.py` writes this page.
+[hugging_face.md](hugging_face.md) compares products by hodiff and by torch alone, for a hundred architectures of
+Hugging Face.
+
+Models that compute in float32 inside (Llama, T5, Mamba, Mixtral) have products with errors of float32. The Gaussian
+process of gpytorch calls a Function that returns a gradient of the wrong shape and uses a derivative as a constant. Its
+second derivatives are wrong by 5 % with torch, and hodiff raises an error. `dopri5` chooses its steps without
+gradients, so derivatives are only as exact as the solver's tolerance. A Function of torchdiffeq has no forward mode.
 
 """
 
 CAPTURED = """\
 ## Compiled operators
 
-Errors of products by `HessianOperator(..., compile=True)`, with the graphs that are captured, which torch is not asked
-to compile here, and the time to capture them; or what the operator says when it stays eager.
-`python tests/models/table.py --captured` writes this section alone.
+The table lists errors of products by `HessianOperator(..., compile=True)` and the time to capture the graphs, which run
+here without being compiled. If an operator runs eagerly, the table has its reason.
+`python tests/models/table.py --captured` writes only this section.
 
 """
 AFTER = "\nWith "

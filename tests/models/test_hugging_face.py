@@ -41,6 +41,6 @@ def test_backward_with_a_saved_factor_is_rejected():
 def test_page_counts_right_wrong_and_raising_products():
     row = Row("bert", "eager", False, {"a": 1e-9, "b": 1e-5, "c": "no"}, {"by torch": 0.5}, "")
     text = page([row, row])
-    assert "Of 6 products of hodiff's 2 are right, 2 wrong, and 2 raise." in text
+    assert "Of hodiff's 6 products, 2 are right, 2 are wrong, and 2 raise an error." in text
     assert "| bert | eager | 1 right, 1 wrong, 1 raises | 1e-05 | wrong |" in text
     assert "| right / wrong / raises | | | | 0 / 2 / 0 |" in text

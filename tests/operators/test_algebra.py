@@ -310,7 +310,7 @@ def test_rejects_bad_arguments() -> None:
         MatrixOperator(torch.ones(2, 2, dtype=torch.int64))
     with pytest.raises(hodiff.InputError, match="MatrixOperator: matrix: expected a square one"):
         MatrixOperator(torch.ones(3, 2), symmetric=True)
-    with pytest.raises(hodiff.InputError, match="products of the transpose are unknown"):
+    with pytest.raises(hodiff.InputError, match="products of the transpose are not defined"):
         NoTranspose(Space.flat(2, torch.float32)).T @ torch.ones(2)
     with pytest.raises(hodiff.InputError, match=r"v: expected a floating-point tensor \(2,\) or \(2, k\)"):
         A @ torch.ones(3)
@@ -330,7 +330,7 @@ def test_block_rejects_values_that_are_no_names(names: Any) -> None:
     x = {"a": torch.ones(2), "b": torch.ones(1)}
     for A in (HessianOperator(lambda x: (x["a"] ** 2).sum() * x["b"].sum(), x), IdentityOperator(x)):
         with pytest.raises(
-            hodiff.InputError, match=r"block: names: expected a name of parameters or several, out of a, b"
+            hodiff.InputError, match=r"block: names: expected one or more names of parameters, from a, b"
         ):
             A.block(names)
 

@@ -81,8 +81,8 @@ def test_rejects_bad_conversions() -> None:
         (lambda: A.to(dtype=torch.int64), "to: dtype: expected a floating-point dtype"),
         (lambda: A.to(dtype="float64"), "to: dtype: expected a floating-point dtype"),
         (lambda: A.to("abacus"), "to: device: expected a device"),
-        (lambda: A.block("0").to(dtype=torch.float64), r"to: A: .* take the block of A.to"),
-        (lambda: A.inverse().to(dtype=torch.float64), "to: A: expected an operator that knows"),
+        (lambda: A.block("0").to(dtype=torch.float64), r"to: A: .* use the block of A.to"),
+        (lambda: A.inverse().to(dtype=torch.float64), "to: A: expected an operator that supports"),
         (lambda: (A.block("0").inverse() + A.block("0")).to(dtype=torch.float64), "to: A:"),
     ):
         with pytest.raises(InputError, match=message):

@@ -147,5 +147,5 @@ def test_compiled_operators_are_copied_and_pickled() -> None:
 def test_operator_with_a_process_group_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     A = hodiff.HessianOperator(quartic, X)
     monkeypatch.setattr(A, "process_group", object())
-    with pytest.raises(InputError, match="process_group: expected none in an operator that is copied or pickled"):
+    with pytest.raises(InputError, match="process_group: expected None in an operator that is copied or pickled"):
         copy.deepcopy(A)

@@ -177,9 +177,9 @@ class Changing:
         ([(X[3:], Y[3:]), (X[:3], Y[:3])], "in another order"),
         (
             [(X[:3], Y[:3]), (X[3:] + 1, Y[3:])],
-            "another batch 1 than on the first pass: it has other examples or other values",
+            "a batch 1 that differs from the first pass: it has other examples or other values",
         ),
-        ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "another batch 1 than on the first pass"),
+        ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "a batch 1 that differs from the first pass"),
     ],
 )
 def test_changed_data_is_rejected(second: Any, message: str) -> None:
@@ -254,9 +254,9 @@ def test_rejects_bad_data() -> None:
     with pytest.raises(hodiff.InputError, match="data: expected at least one batch"):
         with_data([]) @ parameters(module)
     without = lambda p, batch: sum(leaf.square().sum() for leaf in p.values())  # noqa: E731
-    with pytest.raises(hodiff.InputError, match=r"first dimension counts examples, got str .* batch_size="):
+    with pytest.raises(hodiff.InputError, match=r"examples along its first dimension, got str .* batch_size="):
         with_data(["a"], without) @ parameters(module)
-    with pytest.raises(hodiff.InputError, match="first dimension counts examples"):
+    with pytest.raises(hodiff.InputError, match="examples along its first dimension"):
         with_data([torch.tensor(1.0)], without) @ parameters(module)
     product = with_data(["a"], without, reduction="sum") @ parameters(module)
     torch.testing.assert_close(product["weight"], 2 * module.weight.detach())
@@ -392,7 +392,9 @@ def test_point_changed_without_a_version_is_detected(x: Any) -> None:
         J @ v
     last.data.mul_(2)
     for operator in (A, J):
-        with pytest.raises(hodiff.InputError, match=r"x: expected the values that the operator was made with.*\.data"):
+        with pytest.raises(
+            hodiff.InputError, match=r"x: expected the values with which the operator was created.*\.data"
+        ):
             operator @ v
     A.at(x) @ v
 

@@ -140,9 +140,9 @@ def test_rejects_objects_that_are_no_vectors() -> None:
         with pytest.raises(InputError, match=message):
             A @ wrong
     factor = torch.tensor(2.0).double().requires_grad_()
-    with pytest.raises(InputError, match=r"derivative .* pass torch.from_numpy"):
+    with pytest.raises(InputError, match=r"differentiable .* pass torch.from_numpy"):
         (factor * A) @ np.ones(7)
-    with pytest.raises(InputError, match="derivative"):
+    with pytest.raises(InputError, match="differentiable"):
         torch.func.grad(lambda c: torch.from_numpy((c * A) @ np.ones(7)).sum())(factor.detach())
 
 

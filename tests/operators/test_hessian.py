@@ -351,5 +351,5 @@ def test_meta_tensors_are_accepted(route):
     by_batches = hodiff.HessianOperator(lambda x, batch: (x**3 * batch).sum(), x, data=[x, x], route=route)
     assert (by_batches @ x).shape == (3,)
     x.add_(1)
-    with pytest.raises(hodiff.errors.InputError, match="expected the values that the operator was made with"):
+    with pytest.raises(hodiff.errors.InputError, match="expected the values with which the operator was created"):
         A @ x

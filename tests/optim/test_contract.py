@@ -274,7 +274,7 @@ def test_closure_that_returns_none_keeps_gradients(case):
     assert same(ours.numbers(), theirs.run(case, case(theirs.model.parameters())))
     # A closure that forgets to return its loss is not mistaken for such a closure.
     optimizer.step(lambda: ours.loss(batch))
-    with pytest.raises(hodiff.InputError, match="closure: expected it to return the loss"):
+    with pytest.raises(hodiff.InputError, match="closure: expected a closure that returns the loss"):
         optimizer.step(lambda: None)
 
 

@@ -336,5 +336,7 @@ def test_closures_are_corrected():
 
 
 def test_sam_rejects_base_that_needs_closures():
-    with pytest.raises(hodiff.InputError, match="SAM: base: expected one that steps without a closure, got LBFGS"):
+    with pytest.raises(
+        hodiff.InputError, match="SAM: base: expected an optimizer that steps without a closure, got LBFGS"
+    ):
         hodiff.optim.SAM([torch.ones(2, requires_grad=True)], torch.optim.LBFGS)

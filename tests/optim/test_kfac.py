@@ -272,7 +272,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("two", "two layers, Linear.* and Linear"), ("function", "calls of their layers"), ("bare", "parameters of none")],
+    [("two", "two layers, Linear.* and Linear"), ("function", "calls of their layers"), ("bare", "other parameters")],
 )
 def test_rejects_parameters_of_several_layers(kind, words):
     model = Tied(kind)

@@ -71,7 +71,7 @@ def test_unseen_backward_pass_is_rejected_every_time(other_way):
             if seen:
                 (w**2).sum().backward()
             other_way(w, (50 * w**2).sum())
-            with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
+            with pytest.raises(hodiff.InputError, match="expected gradients of losses from"):
                 optimizer.step()
         assert (w.tolist(), str(optimizer.state_dict())) == (before, state)
         optimizer.zero_grad()
@@ -248,7 +248,7 @@ def test_clipped_gradients_of_scaled_losses_match(make):
 
 def test_clipping_that_hides_the_scale_is_rejected():
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
+    with pytest.raises(hodiff.InputError, match="expected gradients of losses from"):
         scaled_run(SophiaH, scaler, lambda p: nn.utils.clip_grad_value_(p, 1e-2))
 
 
@@ -257,7 +257,7 @@ def test_backward_inside_backward_is_rejected():
     x = torch.ones(2, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], **EXACT)
     checkpoint(lambda x: (x * w).sin().sum(), x, use_reentrant=True).backward(inputs=None)
-    with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
+    with pytest.raises(hodiff.InputError, match="expected gradients of losses from"):
         optimizer.step()
 
 
@@ -265,7 +265,7 @@ def test_gradient_of_one_parameter_of_a_block_is_rejected():
     model = nn.Linear(3, 2)
     optimizer = KFAC(model.parameters())
     nn.functional.mse_loss(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward(inputs=[model.weight])
-    with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
+    with pytest.raises(hodiff.InputError, match="expected gradients of losses from"):
         optimizer.step()
     model.zero_grad()
     nn.functional.mse_loss(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward()

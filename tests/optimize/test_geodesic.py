@@ -116,7 +116,7 @@ def test_limits_are_reported():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"bounds": (0, 1)}, "'lm-geodesic' takes no bounds"),
+        ({"bounds": (0, 1)}, "'lm-geodesic' supports no bounds"),
         ({"acceleration": -1}, "acceleration: expected a nonnegative number"),
         ({"x_scale": -1.0}, "x_scale: expected positive numbers"),
     ],

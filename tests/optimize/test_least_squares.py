@@ -96,7 +96,7 @@ def test_default_x_scale_matches_installed_scipy(method):
     ("change", "words"),
     [
         ({"method": "gn"}, "method: expected one of 'trf'"),
-        ({"method": "lm", "bounds": (0, 1)}, "'lm' takes no bounds"),
+        ({"method": "lm", "bounds": (0, 1)}, "'lm' supports no bounds"),
         ({"loss": "l1"}, "loss: expected one of"),
         ({"f_scale": 0}, "f_scale: expected a positive number"),
         ({"x_scale": "auto"}, "x_scale: expected a number, 'jac'"),
@@ -146,7 +146,7 @@ def test_rejects_bounds_without_interior():
 def test_start_on_a_bound_warns():
     """SciPy's default method may not move from a bound, and reports success."""
     start = torch.zeros(2, dtype=torch.float64)
-    with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
+    with pytest.warns(hodiff.HodiffWarning, match="x0: expected a point inside the bounds") as told:
         least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1))
     assert told[0].filename == __file__
     found = least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1), method="dogbox")

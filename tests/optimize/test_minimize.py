@@ -195,10 +195,13 @@ def test_iteration_limit_is_reported():
     ("change", "words"),
     [
         ({"method": "halley"}, "method: expected one of 'bfgs'"),
-        ({"bounds": (0, 1)}, "bounds: expected none, as method='trust-ncg' takes none; pass method='l-bfgs-b'"),
-        ({"constraints": {"type": "eq", "fun": circle}}, "constraints: expected none, as method='trust-ncg'"),
+        (
+            {"bounds": (0, 1)},
+            "bounds: expected None, because method='trust-ncg' does not support it; pass method='l-bfgs-b'",
+        ),
+        ({"constraints": {"type": "eq", "fun": circle}}, "constraints: expected None, because method='trust-ncg'"),
         ({"method": "l-bfgs-b", "bounds": [(0, 1)]}, "bounds: expected"),
-        ({"method": "l-bfgs-b", "bounds": (2, 1)}, "lower bounds that are at most the upper ones, got 2 and 1"),
+        ({"method": "l-bfgs-b", "bounds": (2, 1)}, "lower bounds that are at most the upper bounds, got 2 and 1"),
         ({"method": "l-bfgs-b", "bounds": "no"}, "bounds: expected"),
         ({"method": "slsqp", "constraints": circle}, "constraints: expected scipy.optimize.NonlinearConstraint"),
         ({"tol": -1.0}, "tol: expected"),
@@ -323,7 +326,7 @@ def test_ambiguous_bounds_are_rejected():
 @pytest.mark.parametrize("method", [*METHODS, "batched"])
 def test_empty_start_is_rejected(method):
     options = {"batched": True} if method == "batched" else {"method": method}
-    with pytest.raises(hodiff.InputError, match="minimize: x0: expected at least one number"):
+    with pytest.raises(hodiff.InputError, match="minimize: x0: expected at least one element"):
         minimize(lambda x: x.sum(), torch.zeros(4, 0, dtype=D), **options)
 
 
@@ -339,9 +342,11 @@ def test_callback_stops_the_run(method):
 
 @pytest.mark.parametrize("method", OPTIONS)
 def test_rejects_options_that_scipy_does_not_know(method):
-    with pytest.raises(hodiff.InputError, match=rf"options: expected those of method='{method}', got 'max_iterations'"):
+    with pytest.raises(
+        hodiff.InputError, match=rf"options: expected options of method='{method}', got 'max_iterations'"
+    ):
         minimize(rosenbrock, START, method=method, options={"max_iterations": 1})
-    with pytest.raises(hodiff.InputError, match=r"got 'xyz', which it has not; it takes \w+, "):
+    with pytest.raises(hodiff.InputError, match=r"got 'xyz', which it does not have; it takes \w+, "):
         minimize(rosenbrock, START, method=method, options={"xyz": 1})
 
 
@@ -368,11 +373,11 @@ def test_options_match_installed_scipy(method):
 @pytest.mark.parametrize(
     ("constraint", "words"),
     [
-        ({"type": "ineq", "fun": lambda x: x[:0]}, "expected functions that return numbers, got one that returns none"),
+        ({"type": "ineq", "fun": lambda x: x[:0]}, "expected functions that return numbers, got one that returns None"),
         ({"type": "ineq", "fun": lambda x: (x - 50).log()}, "expected finite values at x0, got nan"),
         (so.LinearConstraint(np.ones((1, 3)), 0, 1), "a column for each number of x0, 5, got 3"),
         (so.NonlinearConstraint(lambda x: x.sum(), [1, 2, 3], [4, 4, 4]), "limits for each value of the function, 1"),
-        (so.NonlinearConstraint(lambda x: x, 2, 1), "lower limits that are at most the upper ones, got 2 and 1"),
+        (so.NonlinearConstraint(lambda x: x, 2, 1), "lower limits that are at most the upper limits, got 2 and 1"),
     ],
 )
 def test_infeasible_and_undefined_constraints_are_rejected(method, constraint, words):

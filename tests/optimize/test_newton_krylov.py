@@ -145,7 +145,7 @@ def test_gradient_norm_reaches_rounding():
         ({"preconditioner": 3}, "preconditioner'\\]: expected a callable"),
         ({"preconditioner": torch.ones(3)}, "expected 5 positive numbers, got 3"),
         ({"preconditioner": -torch.ones(5)}, "expected 5 positive numbers"),
-        ({"radius": 3.0}, "'radius', which it has not"),
+        ({"radius": 3.0}, "'radius', which it does not have"),
         ({"eta": 2.0}, "eta'\\]: expected a number from 0.0 to 1.0"),
     ],
 )

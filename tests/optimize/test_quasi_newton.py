@@ -160,7 +160,7 @@ def test_options_and_result_fields():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"maxitr": 3}, "'maxitr', which it has not; did you mean 'maxiter'"),
+        ({"maxitr": 3}, "'maxitr', which it does not have; did you mean 'maxiter'"),
         ({"zzz": 3}, "it takes maxiter, gtol"),
         ({"maxiter": -1}, "options\\['maxiter'\\]: expected an int of 0 or more"),
         ({"gtol": -1.0}, "options\\['gtol'\\]: expected a nonnegative number"),

@@ -249,16 +249,16 @@ def small(n):
         ({"sparse": np.eye(5)}, "sparse: expected True, False or a hodiff.sparse.Coloring, got ndarray"),
         (
             {"method": "trust-exact"},
-            "sparse: expected False, as method='trust-exact' takes no sparse .* method='newton' or",
+            "sparse: expected False, because method='trust-exact' supports no sparse .* method='newton' or",
         ),
-        ({"method": "bfgs"}, "sparse: expected False, as method='bfgs' takes no sparse Hessian"),
+        ({"method": "bfgs"}, "sparse: expected False, because method='bfgs' supports no sparse Hessian"),
         ({"method": "trust-exact", "batched": True}, "sparse: expected False with batched=True"),
         ({"sparse": small(4)}, r"sparse: pattern: expected a pattern of shape \(5, 5\), got \(4, 4\)"),
         ({"sparse": small(5)}, "sparse: pattern: expected a pattern with all entries of the derivative"),
         ({"sparse": hodiff.sparse.color(np.eye(5) > 0, "rows")}, "sparse: coloring: expected one by 'star'"),
-        ({"bounds": (0, 1)}, "bounds: expected none, as method='newton' takes none"),
+        ({"bounds": (0, 1)}, "bounds: expected None, because method='newton' does not support it"),
         ({"options": {"c1": 0.9, "c2": 0.1}}, "expected 0 < c1 < c2 < 1"),
-        ({"options": {"eta": 0.1}}, "expected those of method='newton', got 'eta'"),
+        ({"options": {"eta": 0.1}}, "expected options of method='newton', got 'eta'"),
     ],
 )
 def test_rejects_bad_arguments(options, words):

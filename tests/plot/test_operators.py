@@ -212,13 +212,16 @@ def test_draws_into_given_axes():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot.spectral_density(torch.ones(3)), "spectral_density: density: expected what hodiff.estimators"),
+        (
+            lambda: plot.spectral_density(torch.ones(3)),
+            "spectral_density: density: expected the result of hodiff.estimators",
+        ),
         (lambda: plot.eigenvalues(torch.ones(2, 2)), r"eigenvalues: values: expected a real tensor \(k,\)"),
         (
             lambda: plot.eigenvalues(SQUARE @ SQUARE),
-            "eigenvalues: values: expected an operator that says .* got ProductOp",
+            "eigenvalues: values: expected an operator that is known .* got ProductOp",
         ),
-        (lambda: plot.eigenvalues(torch.ones(2), of=3), "eigenvalues: of: expected an operator or words"),
+        (lambda: plot.eigenvalues(torch.ones(2), of=3), "eigenvalues: of: expected an operator or a title"),
         (lambda: plot.eigenvalues(torch.tensor([torch.nan])), "eigenvalues: values: expected finite numbers"),
         (lambda: plot.hessian(torch.ones(2, 3)), r"hessian: A: expected an operator or a tensor \(n, n\)"),
         (lambda: plot.hessian(torch.full((2, 2), torch.inf)), "hessian: A: expected finite numbers"),

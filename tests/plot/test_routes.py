@@ -164,11 +164,11 @@ def test_typed_rules_make_a_function():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: routes(lambda x: x.softmax(0), -1, 1), "routes: f: expected a function that maps each element"),
-        (lambda: routes(lambda x: x.sum(), -1, 1), "routes: f: expected a function that maps each element"),
+        (lambda: routes(lambda x: x.softmax(0), -1, 1), "routes: f: expected an elementwise function"),
+        (lambda: routes(lambda x: x.sum(), -1, 1), "routes: f: expected an elementwise function"),
         (lambda: routes(torch.sin, 1, 1), "routes: low, high: expected finite numbers"),
         (lambda: routes(torch.sin, 0, 1, order=5), "routes: order"),
-        (lambda: routes(torch.sin, 0, 1, axes=[]), "routes: axes: expected 3, one an order, got 0"),
+        (lambda: routes(torch.sin, 0, 1, axes=[]), "routes: axes: expected 3, one for each order, got 0"),
         (lambda: straight_through(torch.round, torch.tanh, rate=0.0), "straight_through: rate: expected a positive"),
         (
             lambda: straight_through(torch.round, torch.tanh, start=(1.0,)),

@@ -49,7 +49,7 @@ def test_gradient_flow_follows_its_controls():
     assert_redraws(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
     assert view.controls["f"].value == "(30 * x).sigmoid().sub(9).sigmoid().sum()"
     view.controls["x"].value = "1, a"
-    assert "x: expected numbers with commas between" in view.message.value
+    assert "x: expected numbers separated by commas" in view.message.value
     view.controls["x"].value = "1, 2"
     view.controls["f"].value = "x"
     assert "gradient_flow: f: expected one real floating-point number" in view.message.value

@@ -439,7 +439,7 @@ def test_tensor_left_behind_in_inference_mode_is_rejected():
     def g(x):
         return (checkpoint(f, x) + left.pop()).sum()
 
-    with torch.inference_mode(), pytest.raises(InputError, match="leaves in an attribute, a list or a variable"):
+    with torch.inference_mode(), pytest.raises(InputError, match="stores in an attribute, a list or a variable"):
         torch.func.grad(g)(torch.randn(3, dtype=D))
 
 

@@ -258,12 +258,12 @@ def test_cut_rules_of_custom_vjp_and_custom_jvp_are_rejected() -> None:
 
     with pytest.raises(RouteError, match=r"square\.backward \(test_cut_graphs\.py"):
         hodiff.hvp(lambda x: square(x).sum(), X, V)
-    with pytest.raises(RouteError, match="records nothing"):
+    with pytest.raises(RouteError, match="computes outside of the graph"):
         hodiff.hvp(lambda x: square(x).sum() + x.pow(2).sum(), X, V, route="forward-over-reverse")
-    with pytest.raises(RouteError, match="records nothing"):
+    with pytest.raises(RouteError, match="computes outside of the graph"):
         torch.func.jvp(square, (X,), (V,))
     for gradient in (lambda f: torch.func.grad(f)(X), lambda f: hodiff.hvp(f, X, V)):
-        with pytest.raises(RouteError, match="records nothing"):
+        with pytest.raises(RouteError, match="computes outside of the graph"):
             gradient(lambda x: by_tangents(x).sum() + x.pow(2).sum())
 
 
@@ -492,7 +492,7 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
             return y * y.sin()
 
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
-    with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint in place"):
+    with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint instead"):
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
 
 

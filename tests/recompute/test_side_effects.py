@@ -48,7 +48,7 @@ PLACES = ["attribute", "new attribute", "tensor's place", "list", "pair in an en
 @pytest.mark.parametrize("place", PLACES)
 def test_stored_result_that_depends_on_the_input_is_rejected(place, run):
     x = torch.randn(3, dtype=D, requires_grad=True)
-    with pytest.raises(InputError, match=r"checkpoint: f: expected f to return all .* return it as well, or leave it"):
+    with pytest.raises(InputError, match=r"checkpoint: f: expected f to return all .* return it as well, or store it"):
         run(Leaving(place), x)
 
 

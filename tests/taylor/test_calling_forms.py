@@ -241,16 +241,16 @@ class ClosingOver(torch.autograd.Function):
 
 
 REFUSED = {
-    "kept": (lambda x: x * KEPT[0], "a value that moves in an earlier call was kept"),
-    "kept and returned": (lambda x: KEPT[0], "a value that moves in an earlier call was kept"),
-    "data": (lambda x: x.data * x, r"\.data of a value that moves is not known"),
+    "kept": (lambda x: x * KEPT[0], "a jet of an earlier call was kept"),
+    "kept and returned": (lambda x: KEPT[0], "a jet of an earlier call was kept"),
+    "data": (lambda x: x.data * x, r"\.data of a jet is not supported"),
     "data written": (lambda x: setattr(x, "data", x), "data"),
     "conjugate": (lambda x: torch.complex(x, x).conj().mul_(2).real, "writing to a conjugate"),
     "unique": (lambda x: torch.unique(x * x), "not differentiable|not implemented|unique"),
     "marked as dirty": (lambda x: Doubled.apply(x * x), "writes to its argument|mark_dirty|in-?place"),
     "closed over by a Function": (
         lambda x: (CLOSED_OVER.append(x), ClosingOver.apply(Q))[1],
-        "the forward of a Function closes over a value that moves",
+        "the forward of a Function closes over a jet",
     ),
     "without a graph": (lambda x: torch.autograd.grad(x.sum(), x)[0], r"call x\.requires_grad_\(\) before"),
     "bits": (lambda x: x.view(torch.int64).double(), r"view\(dtype\) reads the bits"),

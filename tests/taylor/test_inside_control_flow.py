@@ -311,7 +311,7 @@ def test_writing_derivatives_into_a_buffer_is_rejected():
             self.mean.mul_(0.9).add_(x * 0.1)
             return x * self.mean
 
-    with pytest.raises(hodiff.InputError, match="cannot write a value that moves to a constant tensor"):
+    with pytest.raises(hodiff.InputError, match="cannot write a jet to a constant tensor"):
         jet(Averaging(), (X,), ([V],))
 
 

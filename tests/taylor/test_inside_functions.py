@@ -230,7 +230,7 @@ def test_writing_to_a_closed_over_value_is_rejected():
 
         return hodiff.hvp(written, ONES, V)
 
-    with pytest.raises(hodiff.InputError, match="writes to a value that moves"):
+    with pytest.raises(hodiff.InputError, match="writes to a jet"):
         jet(f, (X,), ([V],))
 
 

@@ -143,7 +143,7 @@ def test_generator_draws_match_plain_tensors():
 
 def test_iterator_of_batches_is_rejected():
     f = lambda w: adapt(square, ONES, (w * i for i in range(3)), SGD(0.1), 3).sum()  # noqa: E731
-    with pytest.raises(RouteError, match=r"adapt runs more than once .* iterator"):
+    with pytest.raises(RouteError, match=r"adapt runs its function more than once .* iterator"):
         hodiff.laplacian(f)(X)
 
 

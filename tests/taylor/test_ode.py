@@ -378,7 +378,7 @@ def test_odeint_rejects_bad_arguments(case):
 def test_ode_coefficients_rejects_bad_arguments():
     with pytest.raises(hodiff.InputError, match="ode_coefficients: order: expected an int of 1 or more"):
         ode_coefficients(lambda t, y: y, 0.0, torch.ones(2), 0)
-    with pytest.raises(hodiff.InputError, match=r"expected no torch\.func\.vmap around them"):
+    with pytest.raises(hodiff.InputError, match=r"expected no torch\.func\.vmap around the call"):
         torch.func.vmap(lambda y: odeint_taylor(lambda t, y: -y, y, torch.tensor([0.0, 1.0])))(torch.ones(2, 3))
     found = odeint_taylor(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), full_output=True)
     with pytest.raises(hodiff.InputError, match=r"OdeSolution: t: expected times between 0 and 1, got \(1,\)"):

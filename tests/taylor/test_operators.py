@@ -141,7 +141,7 @@ def test_rejects_bad_options():
     ):
         with pytest.raises(InputError, match=words):
             jet_audit("sin", **options)
-    with pytest.raises(InputError, match=r"JetAudit.from_json: text: expected such an audit's JSON"):
+    with pytest.raises(InputError, match=r"JetAudit.from_json: text: expected JSON of such an audit"):
         JetAudit.from_json("{}")
 
 

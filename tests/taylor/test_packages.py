@@ -130,7 +130,7 @@ def test_adaptive_torchdiffeq_is_rejected_with_a_remedy():
     def f(x):
         return solver.odeint(lambda t, y: -(y**3), x, t, method="dopri5")[-1].square().sum()
 
-    with pytest.raises(hodiff.InputError, match=r"jet: \.data .* adaptive solvers, take hodiff\.hessian"):
+    with pytest.raises(hodiff.InputError, match=r"jet: \.data .* adaptive solvers, use hodiff\.hessian"):
         hodiff.laplacian(f)(x)
 
 

@@ -150,7 +150,7 @@ def test_in_place_operators_match_forward_mode(name):
 
 def test_unsupported_writes_are_rejected():
     for f, words in (
-        (lambda x: x.clone().unsqueeze_(0), "unsqueeze_ writes in place, and is not known"),
+        (lambda x: x.clone().unsqueeze_(0), "unsqueeze_ writes in place, which is not supported"),
         (lambda x: torch.sin(x, out=x.clone()), "out=: expected None"),
     ):
         with pytest.raises(hodiff.InputError, match=words):
@@ -312,8 +312,8 @@ def test_conversions_to_numbers_are_rejected():
         (lambda x: float(x[0]) * x, r"float\(\) would lose the derivatives"),
         (lambda x: x[0].item() * x, "item would lose the derivatives"),
         (lambda x: x.numpy(), "numpy would lose the derivatives"),
-        (lambda x: x.sum().backward(), "backward is not known for a value that moves"),
-        (lambda x: x.register_hook(print), "register_hook is not known for a value that moves"),
+        (lambda x: x.sum().backward(), "backward is not supported for a jet"),
+        (lambda x: x.register_hook(print), "register_hook is not supported for a jet"),
     ):
         with pytest.raises(hodiff.InputError, match=words):
             jet(f, (X,), ([V],))
@@ -357,7 +357,7 @@ def test_conversions_to_numbers_are_rejected():
     ],
 )
 def test_functions_that_accept_tensors_only_are_named(f):
-    with pytest.raises(hodiff.RouteError, match="a value that moves comes to something that takes tensors alone"):
+    with pytest.raises(hodiff.RouteError, match="a jet is passed to code that supports only tensors"):
         jet(f, (X,), ([V],))
 
 
@@ -368,7 +368,7 @@ def test_writing_into_an_outer_constant_is_rejected():
         out[0] = x[0]
         return out
 
-    with pytest.raises(hodiff.InputError, match=r"cannot write a value that moves .*: make that one by"):
+    with pytest.raises(hodiff.InputError, match=r"cannot write a jet .*: create that tensor by"):
         jet(f, (X,), ([V],))
 
 

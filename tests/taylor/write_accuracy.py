@@ -14,14 +14,15 @@ from taylor.hard_points import HARD  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "taylor_accuracy.md"
 HEAD = """\
-# Digits of Taylor mode
+# Accuracy of Taylor mode
 
-How many units in the last place (ulp) the Taylor coefficients of elementary functions are off, by order, against mpmath
-at fifty digits: the largest of a few points near poles, in tails and where functions saturate, on a CPU.
-`python tests/taylor/write_accuracy.py` measures them, and
-[hard_points.py](../../tests/taylor/hard_points.py) has the points. A coefficient that vanishes by cancellation is no
-better known than its point: there the unit is that of the change when the point changes by itself. Order 0 is torch's
-own value, of which Taylor mode changes nothing.
+The tables list errors of Taylor coefficients of elementary functions, in units in the last place (ulp), for each order.
+The reference is mpmath with fifty digits. An entry is the largest error over a few points near poles, in tails and at
+saturation, on a CPU. [hard_points.py](../../tests/taylor/hard_points.py) lists the points, and
+`python tests/taylor/write_accuracy.py` writes this page.
+
+The rounding of the point limits the accuracy of a coefficient that nearly vanishes by cancellation. Its unit is the
+change of the coefficient if the point changes by one ulp. Order 0 is torch's own value.
 """
 
 

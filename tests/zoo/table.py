@@ -16,25 +16,26 @@ PAGE = ROOT / "docs" / "reference" / "zoo.md"
 FINDS, MISSES, NOT_APPLICABLE = "finds it", "misses it", "n/a"
 TOOLS = ("gradcheck + gradgradcheck", "both, every switch on", "torch.library.opcheck", "hodiff.check")
 GROUPS = {
-    "HD1": "numbers that are wrong",
-    "HD2": "what a rule returns",
-    "HD3": "what a rule does to its surroundings",
-    "HD4": "what is missing",
-    "HD5": "waste",
-    "HD9": "what cannot be judged",
+    "HD1": "wrong numbers",
+    "HD2": "wrong shapes or counts of gradients",
+    "HD3": "side effects of a rule",
+    "HD4": "missing rules",
+    "HD5": "unneeded work or memory",
+    "HD9": "no defect of the function",
 }
 INTRODUCTION = """\
 # The zoo of wrong functions
 
-`tests/zoo/wrong/` holds small functions with one defect each, which are right apart from it; `tests/zoo/right/` holds
-right ones. This page is written by `python tests/zoo/table.py`, which runs each tool on each of them. *finds it* means
-that the tool complains, about whatever; for `hodiff.check` it means that its findings have the expected codes, no more
-and no less. What is right counts as called wrong if the tool complains, for `hodiff.check` if it finds an error.
+`tests/zoo/wrong/` has small functions with exactly one defect each, and `tests/zoo/right/` has right functions.
+`python tests/zoo/table.py` runs each tool on each function, and writes this page.
 
-`gradcheck` and `gradgradcheck` run at their defaults, and with check_forward_ad, check_fwd_over_rev,
-check_rev_over_rev, check_batched_grad, check_batched_forward_grad and check_undefined_grad on. `opcheck` takes
-operators of `torch.library` only. Inputs are the same for all tools, in float64 for torch's, which need it. Functions
-that declare derivatives of their own (straight-through and the like) are left out of the last row.
+*finds it* means that the tool reports any failure. For `hodiff.check`, it means that the findings have exactly the
+expected codes. A right function is called wrong if a tool reports a failure, or if `hodiff.check` finds an error.
+
+`gradcheck` and `gradgradcheck` run once with default options, and once with check_forward_ad, check_fwd_over_rev,
+check_rev_over_rev, check_batched_grad, check_batched_forward_grad and check_undefined_grad. `opcheck` supports only
+operators of `torch.library`. All tools get the same inputs; torch's tools need them in float64. The last row omits
+functions that declare surrogate derivatives, such as straight-through estimators.
 
 """
 
@@ -158,7 +159,7 @@ def page(rows, alarms):
     for specimen, row in sorted(rows, key=lambda each: each[0].codes):
         defects = ", ".join(f"{code}: {CODES[code].title}" for code in specimen.codes)
         table.append(line(f"`{specimen.name}`", defects, *row))
-    return INTRODUCTION + "\n".join([*summary, "", "## Each of them", "", *table, total, ""])
+    return INTRODUCTION + "\n".join([*summary, "", "## Results for each function", "", *table, total, ""])
 
 
 def main():

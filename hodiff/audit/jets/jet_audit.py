@@ -74,7 +74,7 @@ class JetAudit:
             operators = {name: JetVerdict.from_json(each) for name, each in data["operators"].items()}
             return JetAudit(data["torch"], data["order"], operators)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"JetAudit.from_json: text: expected such an audit's JSON, got {error}.") from error
+            raise InputError(f"JetAudit.from_json: text: expected JSON of such an audit, got {error}.") from error
 
     def __str__(self) -> str:
         """Return the counts, and a line for each operator that is off or timed out."""
@@ -128,7 +128,7 @@ def jet_audit(
     for name, value in (("order", order), ("samples", samples), ("jobs", jobs)):
         require_int("jet_audit", name, value, 1)
     if order > 5:
-        raise InputError(f"jet_audit: order: expected 1 to 5, as nesting takes 2^K, got {order}.")
+        raise InputError(f"jet_audit: order: expected 1 to 5, because the cost of nesting is 2^K, got {order}.")
     require_int("jet_audit", "seed", seed, 0)
     require_number("jet_audit", "time_limit", time_limit, positive=True)
     first = Worker()

@@ -10,38 +10,38 @@ from hodiff.audit.jets.verdict import STATUSES, JetVerdict
 from hodiff.audit.page import grid
 
 _HOW = """\
-Whether `hodiff.taylor.jet` and collapsed jets are right on torch's operators. Operators and samples are those of
-torch's own database (`torch.testing`), in float64: at most two of up to 1500 numbers each.
-`python -m hodiff audit --jets` makes this page, `python -m hodiff audit --jets --op NAME` the rows of one operator;
-`hodiff/audit/data` has the whole table as JSON.
+The audit tests `hodiff.taylor.jet` and collapsed jets on torch's operators. Operators and samples are from torch's own
+database (`torch.testing`), in float64: at most two samples of up to 1500 numbers each. `python -m hodiff audit --jets`
+writes this page, and `python -m hodiff audit --jets --op NAME` prints the rows of one operator. `hodiff/audit/data` has
+the whole table as JSON.
 
-All arguments move along random polynomial curves, in two directions at once, and coefficients 0 to {order} of the
-outputs are compared with those by two other ways:
+All arguments are random polynomials in t, in two directions at once. The audit compares coefficients 0 to {order} of
+the outputs with two references:
 
-- **nesting**: forward mode in t, nested as deep as the order, direction by direction, with hodiff's corrections. It has
-  to agree to 1e-9, relative to the largest number of a coefficient, or to 1 if that is larger.
-- **values**: interpolation of torch's own values at 15 Chebyshev points of six intervals around t = 0, in which no
-  derivative of anybody's has a part. An interval that agrees with its two neighbours to 1e-7 gives the coefficient,
-  number by number; where none does, as next to a kink, values do not tell. Jets have to agree to 1e-6.
+- **nesting**: nested forward mode in t, for each direction, with hodiff's corrections. The tolerance is 1e-9, relative
+  to the largest element of a coefficient, or to 1 if that is larger.
+- **values**: interpolation of torch's own values at 15 Chebyshev points of six intervals around t = 0, without any
+  derivative. For each element, an interval that agrees with its two neighbours to 1e-7 defines the coefficient. If no
+  interval does, such as next to a kink, there is no reference of this kind. The tolerance is 1e-6.
 
-Collapsed jets of order 2 and 4 are compared with the sum of plain ones over the directions, to 1e-9. Outputs in single
-precision may be off by 50 000 times more. An operator is as good as its worst sample.
+Collapsed jets of order 2 and 4 are compared with sums of plain jets over the directions, with tolerance 1e-9. For
+outputs in single precision, tolerances are 50 000 times larger. The verdict of an operator is that of its worst sample.
 
-- **right**: agrees with whatever there is to compare with, at every order, plain and collapsed; **off**: does not.
-- **refused**: an error; **timed out**: no answer within the time limit.
-- **random**: a sample of a distribution whose parameters move, to torch a constant.
-- **no oracle**: nesting raises, and values do not settle at every order.
-- **not differentiable**: no floating-point output, a sparse one or one in 16 bits, complex inputs only, or an operator
-  for which torch declares no derivative.
+- **right**: agrees with all available references, at every order, plain and collapsed; **off**: disagrees.
+- **refused**: raises an error; **timed out**: no result within the time limit.
+- **random**: a sample of a distribution whose parameters depend on t, which torch treats as a constant.
+- **no oracle**: nesting raises an error, and values have no reference at some order.
+- **not differentiable**: no floating-point output, a sparse output or one in 16 bits, only complex inputs, or an
+  operator for which torch declares no derivative.
 """
 
 
 def jet_page(table: JetAudit) -> str:
     """Return a page with counts, distances, operators that are not right, and functions without a rule."""
     parts = [f"# Taylor mode on the operators of torch {table.torch}, audited", _HOW.format(order=table.order)]
-    parts += ["## Counts", *_counts(table), "## How close", *_distances(table)]
+    parts += ["## Counts", *_counts(table), "## Distances", *_distances(table)]
     parts += ["## Not right", _details(table, ("off", "refused", "timed out"))]
-    parts += ["## Nothing to compare with", _details(table, ("no oracle",))]
+    parts += ["## No reference", _details(table, ("no oracle",))]
     parts += ["## Without a rule", *_without_rule(table)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -53,11 +53,14 @@ def _counts(table: JetAudit) -> Iterator[str]:
         nested = sum(bool(each.without_rule) for each in own)
         rows.append((status, str(len(own) - nested), str(nested), str(len(own))))
     yield f"{len(table.operators)} operators, orders 1 to {table.order}:"
-    yield grid(("", "by rules", "with a part by nested forward mode", "together"), rows)
+    yield grid(("", "by rules", "with nested forward mode", "total"), rows)
 
 
 def _distances(table: JetAudit) -> Iterator[str]:
-    yield "Of the operators that are right, outputs in double precision: how far jets are from the other way."
+    yield (
+        "The table lists the distances between jets and the references, for right operators with outputs in double "
+        "precision."
+    )
     right = [each for each in table.operators.values() if each.status == "right"]
     rows = []
     for name, title in (("nested", "nesting"), ("values", "values"), ("collapsed", "collapsed to the sum")):
@@ -80,8 +83,8 @@ def _details(table: JetAudit, statuses: Iterable[str]) -> str:
 
 def _without_rule(table: JetAudit) -> Iterator[str]:
     yield (
-        "These go by nested forward mode of that one function, which is as right as torch's forward mode with hodiff's "
-        "corrections, and takes 2^K:"
+        "Taylor mode computes these functions by nested forward mode, with hodiff's corrections, at a cost of 2^K for "
+        "order K:"
     )
     names = sorted(name for name, each in table.operators.items() if each.without_rule and _judged(each))
     yield ", ".join(f"`{name}`" for name in names) + "."

@@ -89,7 +89,7 @@ class MutatedAudit:
             counts = {run: {op: Count(**each) for op, each in row.items()} for run, row in data["counts"].items()}
             return MutatedAudit(data["torch"], data["seed"], counts, tuple(map(Finding.from_json, data["findings"])))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"MutatedAudit.from_json: text: expected such an audit's JSON, got {error}.") from error
+            raise InputError(f"MutatedAudit.from_json: text: expected JSON of such an audit, got {error}.") from error
 
     def __str__(self) -> str:
         """Return the number of failing calls for each run, then the silent findings with their scripts."""

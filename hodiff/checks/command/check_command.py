@@ -46,8 +46,8 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("target", metavar="TARGET", help="package.module:Name or path/to/file.py:Name")
     parser.add_argument("--inputs", required=True, metavar="EXPRESSION", help='arguments: "randn(3, 4), randn(4)"')
     parser.add_argument("--order", type=int, default=2, metavar="K", help="highest order of derivative (%(default)s)")
-    parser.add_argument("--no-vmap", action="store_false", dest="vmap", help="leave out batching")
-    parser.add_argument("--no-scipy", action="store_false", dest="scipy", help="leave out SciPy's differences")
+    parser.add_argument("--no-vmap", action="store_false", dest="vmap", help="skip batching")
+    parser.add_argument("--no-scipy", action="store_false", dest="scipy", help="skip SciPy's differences")
     parser.add_argument(
         "--compile", nargs="?", const=True, default=False, metavar="BACKEND", help="check torch.compile, too (slow)"
     )
@@ -55,9 +55,7 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--dtype", default="float64", metavar="NAME", help="of floating-point inputs and modules (%(default)s)"
     )
-    parser.add_argument(
-        "--approximate", action="store_true", help="the derivatives are those of a surrogate on purpose"
-    )
+    parser.add_argument("--approximate", action="store_true", help="the function declares surrogate derivatives")
     parser.add_argument(
         "--explore", action="store_true", help="invent inputs around the given one: zeros, ties, sizes, layouts, dtypes"
     )

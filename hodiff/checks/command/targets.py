@@ -51,8 +51,8 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise InputError(
-                f"there is no module {error.name!r} here. Run from the folder that holds it, "
-                f"install it, or give the file: path/to/{name.rpartition('.')[2]}.py:Name."
+                f"there is no module {error.name!r} here. Run from its folder, install it, or pass the file: "
+                f"path/to/{name.rpartition('.')[2]}.py:Name."
             ) from error
         raise _import_failure(name, error) from error
     except Exception as error:

@@ -33,13 +33,13 @@ def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
     for path, leaf in tree_flatten_with_path(args)[0]:
         if isinstance(leaf, Tensor) and (leaf.layout is torch.jagged or not has_strides(leaf)):
             raise InputError(
-                f"check: inputs{keystr(path)}: expected a dense tensor, got {describe(leaf)}. Take its values as the "
-                "input, and make the sparse tensor of them inside f."
+                f"check: inputs{keystr(path)}: expected a dense tensor, got {describe(leaf)}. Pass its values as the "
+                "input, and create the sparse tensor inside f."
             )
         if isinstance(leaf, Tensor) and leaf.is_complex():
             raise InputError(
                 f"check: inputs{keystr(path)}: expected a real tensor, got {leaf.dtype}. "
-                "Take the real and imaginary parts as two inputs and join them inside f with torch.complex."
+                "Pass the real and imaginary parts as two inputs and combine them inside f with torch.complex."
             )
     if not has_floating:
         kinds = [str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in tree_leaves(args)]
@@ -69,13 +69,14 @@ def require_outputs(
         # The function ran this time.
         failed = next(each for each in (outputs, *others) if isinstance(each, Failure))
         raise InputError(
-            "check: f: expected a function that runs each time with the same inputs, got from one of "
-            f"{1 + len(others)} calls {failed.message}"
+            f"check: f: expected a function that runs in each call with the same inputs, but one of {1 + len(others)} "
+            f"calls raised {failed.message}"
         )
     if not any(y.numel() for y in outputs):
         raise InputError(
             "check: f(*inputs): expected a floating-point tensor with elements, got none. Return tensors, or tuples, "
-            "lists and dicts of them; of another object take them by a loss, `loss=lambda output: output.logits.sum()`."
+            "lists and dicts of them; for other objects, pass a loss that returns a tensor, `loss=lambda output: "
+            "output.logits.sum()`."
         )
     gaps = [
         (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a))
@@ -123,5 +124,5 @@ def require_dependence(problem: ScalarProblem, outputs: tuple[Tensor, ...]) -> N
     if all(equal_with_nan(a, b) for a, b in zip(outputs, moved, strict=True)):
         raise InputError(
             "check: f(*inputs): expected an output that depends on a floating-point input, got a constant. "
-            "Pass what f closes over as inputs."
+            "Pass the tensors that f closes over as inputs."
         )

@@ -151,6 +151,6 @@ def _scalar(value: Any) -> float:
     if array.dtype != np.float64 or array.size != 1:
         raise InputError(
             f"scipy_hessian: f(x): expected a float64 scalar, got {array.dtype} of shape {array.shape}. "
-            "Convert what f holds to float64 (module.double(), tensor.double()) and reduce its output."
+            "Convert the tensors in f to float64 (module.double(), tensor.double()) and reduce its output."
         )
     return float(array.reshape(()))

@@ -78,7 +78,7 @@ def _leaves_range(problem: ScalarProblem, levels: Collection[Level]) -> bool:
 
 
 _DOUBLE = torch.finfo(torch.float64).eps
-_LOST = "digits cancel inside: derivatives are compared as coarsely as those of float32"
+_LOST = "digits cancel inside: derivatives are compared with the tolerance of float32"
 
 
 def check_by_routes(
@@ -139,7 +139,7 @@ def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str, tuple[str, ...]]
         coarse = replace(double, eps=max(own.eps, torch.finfo(torch.float32).eps))
         if attempt(_cancels, double) is True:
             return coarse, "", (_LOST,)
-        return coarse, "f returns float64, but does not notice changes that float64 can hold", ()
+        return coarse, "f returns float64, but ignores changes below the precision of float32", ()
     return double, "", ()
 
 

@@ -154,7 +154,7 @@ def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> N
     except Exception as error:
         raise InputError(
             f"check: loss: expected a function of the module's float64 output, but it raised "
-            f"{first_line(error)}. Make what it holds float64: `target.double()`."
+            f"{first_line(error)}. Convert its tensors to float64: `target.double()`."
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -179,7 +179,7 @@ class FaultSearch:
         cut = culprit.function in _CUTS
         code = "HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"
         remedy = (
-            f"Remove it. If it is meant, {_fewer_variables(self.options)}check the module around it without it."
+            f"Remove it. If it is intended, {_fewer_variables(self.options)}check the module around it without it."
             if cut
             else ""
         )

@@ -142,12 +142,13 @@ def _hook_notes(module: nn.Module) -> Iterator[str]:
     parts = [name or type(part).__name__ for name, part in module.named_modules() if has_backward_hooks(part)]
     if parts:
         yield (
-            f"backward hooks change gradients, and no other derivative, and torch.func refuses them: those of modules "
+            f"backward hooks change gradients but no other derivative, and torch.func does not support them: hooks of "
+            f"modules "
             f"{', '.join(parts)}; check without them, handle.remove()"
         )
     hooked = [name for name, each in module.named_parameters() if has_gradient_hooks(each)]
     if hooked:
-        yield f"hooks on gradients of parameters are not run: those of {', '.join(hooked)}"
+        yield f"hooks on gradients of parameters do not run: hooks of {', '.join(hooked)}"
 
 
 def _leaf_notes(module: nn.Module) -> Iterator[str]:

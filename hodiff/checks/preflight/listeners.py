@@ -150,7 +150,8 @@ class CallListener(TorchFunctionMode):
         for line, count in self.branches.items():
             yield (
                 f"branches on values of what is differentiated{f' at {line}' if line else ''} ({count} times): "
-                "derivatives are those of the way taken, and torch.func.vmap refuses it; torch.where takes both ways"
+                "derivatives are of the branch that was taken, and torch.func.vmap raises an error; torch.where "
+                "supports both branches"
             )
         for (name, kind), count in self.zero_lengths.items():
             yield f"{name} is 0 somewhere ({count} times), where it {_AT_ZERO[kind]}"
@@ -171,8 +172,8 @@ _AT_ZERO = {
         "square"
     ),
     "absolute": (
-        "has a kink: smooth functions of it made of elementwise functions and sums are differentiated rightly; "
-        "in others 0 stands for its derivative, as in torch"
+        "has a kink: hodiff differentiates smooth functions of it correctly if they consist of elementwise functions "
+        "and sums; in others its derivative is 0, as in torch"
     ),
     "root": "has no finite derivative: its even powers are differentiated rightly, no other function of it",
 }
@@ -195,8 +196,8 @@ class HookListener(TorchFunctionMode):
             yield FunctionDefect(
                 "torch.autograd.graph.saved_tensors_hooks",
                 "hooks pack what backward reads, which torch.func.grad and vjp refuse",
-                "take reverse-over-reverse, or leave them out; those of torch.utils.checkpoint are no hindrance to "
-                "hodiff's transforms",
+                "use reverse-over-reverse, or remove them; hodiff's transforms support the hooks of "
+                "torch.utils.checkpoint",
                 missing=ROUTES[1:3],
             )
 
@@ -263,8 +264,8 @@ class ChangeListener(DispatchMode):
             )
         for name, count in self.changed.items():
             yield (
-                f"{name} changes an input, parameter or buffer in place ({_times(count)}): torch.func alone refuses "
-                "that, hodiff's transforms and operators do not; for torch.func, pass copies through "
+                f"{name} changes an input, parameter or buffer in place ({_times(count)}): torch.func raises an "
+                f"error, hodiff's transforms and operators support it; for torch.func, pass copies through "
                 "torch.func.functional_call"
             )
 

@@ -57,7 +57,7 @@ GOOD = frozenset({"right", "corrected"})
 BAD = frozenset({"non-finite", "raises", "wrong"})
 # Verdicts of functions that every route differentiates correctly, and of functions without a recorded derivative.
 RIGHT = dict.fromkeys(ROUTES, "right")
-UNKNOWN = dict.fromkeys(ROUTES, "raises"), "torch knows no derivative of it; detach its argument, or leave it out"
+UNKNOWN = dict.fromkeys(ROUTES, "raises"), "torch has no derivative of it; detach its argument, or remove it"
 
 # Name, position and default of the argument that decides whether statistics are computed from the batch.
 _STATISTICS = {F.batch_norm: ("training", 5, False), F.instance_norm: ("use_input_stats", 5, True)}
@@ -92,7 +92,7 @@ def judge(
     told = correction is not None or mended
     unknown = dict.fromkeys(ROUTES, "right" if told else "not audited")
     if name in _FIRST_ORDER_ALONE:
-        return dict.fromkeys(ROUTES, "raises"), "torch has its gradient alone; draw from what has more, or detach it"
+        return dict.fromkeys(ROUTES, "raises"), "torch has only its gradient; use another sampler, or detach the sample"
     if func is torch.autograd.grad:
         return _of_inner_gradients(correct)
     if correction is not None and not correct:  # the table of corrections knows more functions than the audit
@@ -121,7 +121,7 @@ def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
         if correct:
             return dict.fromkeys(ROUTES, "corrected"), ""
         silent = missing | {ROUTES[0]: "not audited"} | dict.fromkeys(ROUTES[2:], "wrong")
-        return silent, "torch has its formula for plain reverse mode alone; use hodiff's transforms"
+        return silent, "torch supports it only in plain reverse mode; use hodiff's transforms"
     remedy = "give it a formula by torch.library.custom_op and register_autograd"
     if has_autograd_kernel(operator) and not is_defined_in_python(operator):
         return missing | {ROUTES[0]: "not audited"}, remedy

@@ -35,7 +35,7 @@ def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 
 
 def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
-    """Return messages on saved tensors of which backward reads nothing or little, by position."""
+    """Describe saved tensors that backward never reads, reads only the shape of, or only compares, by position."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
     incoming = ran.cotangents(generator)
     with torch.no_grad(), TorchCalls() as trace:

@@ -62,7 +62,7 @@ def _content(text: str) -> dict[str, Any]:
     if known != (SCHEMA, VERSION):
         raise InputError(
             f"Report.from_json: text: expected schema {SCHEMA!r} of version {VERSION}, got {known[0]!r} of version "
-            f"{known[1]!r}. Read it with the hodiff that wrote it, or run the check again."
+            f"{known[1]!r}. Read it with the version of hodiff that wrote it, or run the check again."
         )
     return content
 

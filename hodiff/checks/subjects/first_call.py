@@ -57,7 +57,8 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
     first = failed[0]
     raise InputError(
         f"check: f: expected {type(module).__name__}(*inputs) to run, but {first.call.label} raised "
-        f"{first_line(first.error)}. Check the inputs; tensors that it makes must have the dtype of its inputs."
+        f"{first_line(first.error)}. Check the inputs; tensors that the module creates must have the dtype of its "
+        "inputs."
     ) from first.error
 
 
@@ -86,7 +87,7 @@ def _copy_of(module: nn.Module, *, in_double: bool) -> nn.Module:
     except Exception as error:
         raise InputError(
             f"check: f: expected a module that can be copied, but copy.deepcopy raised "
-            f"{first_line(error)}. Call lazy modules once before, and take what cannot be copied from its attributes."
+            f"{first_line(error)}. Call lazy modules once before, and remove attributes that cannot be copied."
         ) from error
     if in_double:
         _make_double(copy)

@@ -23,7 +23,7 @@ _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 
 
 class _Detaching(TorchFunctionMode):
-    """Mode in which `copy.deepcopy` copies tensors with a graph as constants; it refuses them otherwise."""
+    """Mode in which `copy.deepcopy` detaches and clones non-leaf tensors, which torch does not copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:

@@ -117,8 +117,8 @@ def problem_of(subject: Subject, generator: torch.Generator, directions: int = _
     """Restrict the subject to random directions that move each tensor in proportion to its size."""
     if not tensors_of(subject.inputs):
         raise InputError(
-            "check: inputs: expected a parameter that requires grad or a floating tensor among the inputs to "
-            "differentiate by, got neither. Call module.requires_grad_(), or see wrt and fixed."
+            "check: inputs: expected a parameter that requires grad, or a floating-point input, got neither. Call "
+            "module.requires_grad_(), or change wrt and fixed."
         )
     return _in_proportion(scalarize(subject.function, subject.inputs, generator), generator, directions)
 

@@ -49,8 +49,8 @@ _silent = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="a Function marked once_differentiable has a gradient that is a constant, in silence",
-    reference="an error in its place",
+    reason="the gradient of a Function marked once_differentiable is silently a constant",
+    reference="raises an error instead",
 )
 
 
@@ -86,9 +86,9 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
         found = inspect_graph(output)
         if found.once is not None:
             raise RouteError(
-                f"{found.once}: a second derivative would be wrong without a word. Write the backward of a Function "
-                "with torch operators or other Functions and remove the mark, put plain Python in the place of an "
-                "operator that takes functions, or take the gradient without create_graph."
+                f"{found.once}: a second derivative would be silently wrong. Write the backward of a Function with "
+                "torch operators or other Functions and remove the decorator, replace an operator that takes "
+                "functions by plain Python, or compute the gradient without create_graph."
             )
         # Inside transforms, the rules of Functions check this themselves.
         if found.functions and not transformed and not torch.compiler.is_compiling():
@@ -96,7 +96,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
             try:
                 refuse_cuts_of(output, found.functions, operands)
             except UnrecordedGradientError as error:
-                raise RouteError(f"{error}; or take the gradient without create_graph.") from error
+                raise RouteError(f"{error}; or compute the gradient without create_graph.") from error
 
 
 def _tensors_in(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
@@ -105,7 +105,7 @@ def _tensors_in(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 _REMEDY = (
-    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_jvp or "
+    "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_jvp or "
     "hodiff.custom_vjp"
 )
 
@@ -114,8 +114,8 @@ _REMEDY = (
     apply_in_transform,
     name="torch.autograd.Function.apply",
     routes=("forward-over-forward",),
-    reason="torch runs a Function's jvp with forward mode off: a constant to an outer forward pass",
-    reference="hodiff.functions.nestable_jvp around it",
+    reason="torch runs the jvp of a Function with forward mode off, so an outer forward pass sees a constant",
+    reference="hodiff.functions.nestable_jvp, applied to the jvp",
 )
 def _apply(function: type[Function], *operands: Any, **_: Any) -> Any:
     if function.__module__.startswith("hodiff.") or not _rules_are_differentiated(operands):

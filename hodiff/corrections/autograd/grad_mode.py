@@ -50,8 +50,8 @@ SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
     set_recording,
     name="torch.no_grad",
     routes=ROUTES[1:],
-    reason="forward mode goes through what is a constant to reverse mode",
-    reference="torch.func.grad, on torch.no_grad() inside of a function",
+    reason="a result is a constant in reverse mode, but not in forward mode",
+    reference="torch.func.grad: its rule for torch.no_grad() inside a function",
 )
 def _set_grad_enabled(enabled: bool) -> Any:
     # Inside a level of torch.autograd.forward_ad, the user may want tangents without a graph.
@@ -94,7 +94,7 @@ def _switch(depth: int | None, tangents: bool) -> None:
     Tensor.data.__get__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.data",
     routes=ROUTES[1:],
-    reason="a constant to reverse mode, not to forward mode, nor to the outer one of two nested torch.func.grad",
+    reason="a constant in reverse mode, but not in forward mode or for the outer of two nested torch.func.grad",
     reference="torch.Tensor.detach",
 )
 def _data(self: Tensor) -> Any:
@@ -109,7 +109,7 @@ def _data(self: Tensor) -> Any:
     torch.detach_,
     name="torch.Tensor.detach_",
     routes=ROUTES[1:],
-    reason="a constant to the innermost transform alone",
+    reason="a constant only for the innermost transform",
     reference="torch.Tensor.detach",
 )
 def _detach_in_place(self: Tensor) -> Any:
@@ -118,7 +118,7 @@ def _detach_in_place(self: Tensor) -> Any:
     result = self.detach_()
     if carry_derivatives([result]):
         raise RouteError(
-            "detach_: transforms are nested here, and torch detaches a tensor in place from the innermost one alone. "
+            "detach_: inside nested transforms, torch detaches a tensor in place only from the innermost transform. "
             "Write `x = x.detach()` instead of `x.detach_()`."
         )
     return result
@@ -128,7 +128,7 @@ def _detach_in_place(self: Tensor) -> Any:
     Tensor.requires_grad_,
     kind="missing",
     routes=ROUTES[1:],
-    reason="torch.func refuses it, of constants and of what has derivatives anyway",
+    reason="torch.func raises an error, for constants and for tensors that already require gradients",
     reference="a leaf of the innermost transform",
 )
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
@@ -136,9 +136,9 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
         return UNNEEDED
     if in_torch_autograd_functional():
         raise RouteError(
-            "torch.autograd.functional: expected to be called outside of transforms, got inputs that forward mode, "
-            "torch.func.vmap or torch.func.grad follows, from which it detaches its own: the derivatives would be "
-            "zeros. Use torch.func.jacrev, vjp, jvp or hessian, or hodiff's transforms, inside of a function that is "
+            "torch.autograd.functional: expected a call outside of transforms, got inputs of an outer forward mode, "
+            "torch.func.vmap or torch.func.grad, from which this function detaches: the derivatives would be zero. "
+            "Use torch.func.jacrev, vjp, jvp or hessian, or hodiff's transforms, inside a function that is "
             "differentiated."
         )
     if not requires_grad:
@@ -153,8 +153,8 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
         setattr(leaf, _OWN, True)
     if leaf is None and not is_observed(self):
         raise RouteError(
-            "requires_grad_: a batch is under way, by torch.func.vmap or of directions, in which torch.autograd takes "
-            "no gradient. Take that gradient by torch.func.grad, or choose another route."
+            "requires_grad_: called inside torch.func.vmap, or in a batch of directions, where torch.autograd "
+            "computes no gradient. Compute that gradient by torch.func.grad, or choose another route."
         )
     return self if leaf is None else leaf
 
@@ -164,8 +164,8 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     name="torch.Tensor.data (assigned)",
     kind="missing",
     routes=ROUTES[1:],
-    reason="torch.func refuses it, also where `module.to()` assigns what a parameter holds already",
-    reference="torch.nn.Module.to, which changes nothing then",
+    reason="torch.func raises an error, also if `module.to()` assigns the value that a parameter already has",
+    reference="torch.nn.Module.to without the assignment",
 )
 def _assign_data(self: Tensor, value: Any) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or not isinstance(value, Tensor):
@@ -177,9 +177,10 @@ def _assign_data(self: Tensor, value: Any) -> Any:
         return None
     # Torch would let an outer tensor hold a tensor of the transform, which is invalid after the transform ends.
     raise RouteError(
-        "Tensor.data: expected no assignment while a transform of torch.func runs, as by `module.to(...)`, got "
+        "Tensor.data: expected no assignment inside a torch.func transform, such as by `module.to(...)`, got "
         f"{value.dtype} of shape {tuple(value.shape)} for {self.dtype} of shape {tuple(self.shape)}. Convert the "
-        "module before derivatives are taken, convert its inputs or `module.weight.to(...)` inside, or use the route "
+        "module before it is differentiated, convert its inputs or use `module.weight.to(...)` inside, or use the "
+        "route "
         "'reverse-over-reverse'."
     )
 
@@ -188,8 +189,8 @@ def _assign_data(self: Tensor, value: Any) -> Any:
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.requires_grad",
     routes=ROUTES[1:],
-    reason="what torch.func differentiates by becomes a constant",
-    reference="one error, as without transforms",
+    reason="the tensor that torch.func differentiates with respect to becomes a constant",
+    reference="raises the error that torch raises without transforms",
 )
 def _set_requires_grad(self: Tensor, value: bool) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():

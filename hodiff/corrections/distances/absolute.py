@@ -20,7 +20,7 @@ from hodiff.torch_operators.table import forms_of
 _loses_squares = partial(
     register,
     routes=ROUTES,
-    reason="at 0 the second derivative of the square, and of other functions that are smooth there, is 0 or NaN",
+    reason="at 0 the second derivative of its square, or of another smooth function of it, is 0 or NaN",
     reference="$|x|^2 = x^2$; 0 at 0",
 )
 
@@ -128,7 +128,7 @@ class InverseHypot(ElementwiseFunction):
 _hypot_loses_digits = partial(
     register,
     routes=ROUTES,
-    reason="at 0 derivatives are NaN; second derivatives are a difference, which loses all digits",
+    reason="derivatives at 0 are NaN; second derivatives are a difference that loses all digits",
     reference="$h^2 = x^2 + y^2$; products of $x / h$, $y / h$ and $1 / h$; 0 at 0",
 )
 

@@ -208,7 +208,7 @@ _missing = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="neither a forward rule nor a second derivative is implemented",
+    reason="neither the forward rule nor the second derivative is implemented",
     reference="the derivatives of |δ|ₚ; 0 at coincident points, as torch's first derivative",
 )
 
@@ -218,7 +218,7 @@ class Differs(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compare with zero."""
+        """Return 1 for nonzero elements and 0 otherwise, in the dtype of x."""
         return (x != 0).to(x.dtype)
 
     @staticmethod

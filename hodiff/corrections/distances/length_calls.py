@@ -131,8 +131,8 @@ def _expanded(root: Root, length: Tensor, shape: torch.Size) -> tuple[Root, Tens
 def warn_of_kinks(name: str, cause: str) -> None:
     """Warn that second derivatives are NaN at kinks."""
     warnings.warn(
-        f"{name}: {cause}, so that second derivatives are NaN there. Write it as a function of the square, such as "
-        "x.square().sum(), or by elementwise functions and sums of a length that is computed once.",
+        f"{name}: {cause}, so second derivatives are NaN there. Write it as a function of the square, such as "
+        "x.square().sum(), or with elementwise functions and sums of a length that is computed once.",
         HodiffWarning,
         stacklevel=levels_to_the_caller(),
     )

@@ -23,7 +23,7 @@ from hodiff.torch_operators.table import forms_of
 _not_finite_at_equal_numbers = partial(
     register,
     routes=("reverse-over-forward",),
-    reason="the second derivative is NaN where all numbers are equal",
+    reason="the second derivative is NaN if all numbers are equal",
     reference="the root of torch.var; 0 at 0, and smooth functions of it as functions of the variance",
 )
 
@@ -72,7 +72,7 @@ def _all(conditions: Tensor) -> bool:
 _not_finite = partial(
     register,
     routes=ROUTES,
-    reason="at 0 second derivatives are NaN by some routes, and third ones raise anywhere",
+    reason="at 0 second derivatives are NaN by some routes; third derivatives raise an error everywhere",
     reference="the derivatives of |x|ₚ; 0 at 0, and smooth functions of Euclidean norms as functions of their squares",
 )
 

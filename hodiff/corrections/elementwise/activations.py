@@ -23,7 +23,7 @@ from hodiff.torch_operators.table import forms_of
     Tensor.relu,
     F.relu,
     kind="slow",
-    reason="the second derivative is zero, yet computed and added",
+    reason="the second derivative is zero, but is computed and added",
 )
 def _relu(input: Tensor, inplace: bool = False) -> Any:
     if inplace or not input.is_floating_point():
@@ -39,7 +39,7 @@ def _is_identity(input: Any, lambd: Any = 0.5) -> bool:
 _shrinks_nothing = partial(
     register,
     routes=ROUTES,
-    reason="with lambd=0 it is the identity, whose derivative at 0 torch has as 0",
+    reason="with lambd=0 it is the identity, but torch's derivative at 0 is 0",
     reference="the identity",
     covers=_is_identity,
 )
@@ -92,7 +92,7 @@ def _sloped(x: Tensor) -> Tensor:
     name="torch.nn.functional.hardsigmoid",
     kind="missing",
     routes=ROUTES,
-    reason="a second derivative is not implemented, not even as zero",
+    reason="the second derivative, which is zero, is not implemented",
     reference="Howard et al. (2019), section 5.2",
 )
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Any:
@@ -122,7 +122,7 @@ def _glu(input: Tensor, dim: int = -1) -> Any:
 @register(
     *forms_of("prelu"),
     routes=ROUTES[1:],
-    reason="forward mode has another slope at 0 than reverse mode",
+    reason="forward and reverse mode have different slopes at 0",
     reference="He et al. (2015), eq. 1",
 )
 def _prelu(input: Tensor, weight: Tensor) -> Any:
@@ -139,7 +139,7 @@ _batched = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="outside of training, too, there is no rule for batches of tangents or cotangents",
+    reason="no rule for batches of tangents or cotangents, even in evaluation mode",
     reference="Xu et al. (2015), section 2.4",
 )
 

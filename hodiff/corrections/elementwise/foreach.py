@@ -17,12 +17,12 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import foreach_by_name
 
-_LOST = "forward mode drops the tangent of a tensor that all are taken with"
-_ABSENT = "of a tensor that all are taken with, reverse mode raises"
-_OTHER_SIDE = "by a number, forward mode takes the tangent of the other side"
+_LOST = "forward mode drops the tangent of the second argument, if it is a single tensor"
+_ABSENT = "if the second argument is a single tensor, reverse mode raises an error"
+_OTHER_SIDE = "with a number, forward mode selects the tangent of the wrong operand"
 _KINKS = "as `torch.clamp`"
-_TAILS = "derivatives round to zero where the value rounds to its limit"
-_UNSEEN = "torch.func does not see that it changes what a graph keeps"
+_TAILS = "derivatives round to zero if the value rounds to its limit"
+_UNSEEN = "torch.func does not detect that it changes tensors saved for the backward pass"
 
 # Keyword names of the other operands in torch.
 _OTHERS = ("other", "exponent", "src", "tensor1", "tensors1", "tensor2", "weight", "weights", "scalar", "scalars")
@@ -63,8 +63,8 @@ _REASONS = {
     "clamp_max": _KINKS,
     "clamp_min": _KINKS,
     "norm": "forward mode is not implemented",
-    "pow": "forward mode is not implemented with a number as base, nor finite at a base of 0",
-    "sub": "of real tensors and a complex number forward mode has tangents of real dtype",
+    "pow": "forward mode is not implemented if the base is a number, and not finite at base 0",
+    "sub": "for real tensors and a complex number, tangents of forward mode are real",
     "sigmoid": _TAILS,
     "tanh": _TAILS,
 }
@@ -117,5 +117,5 @@ for _name, _operator in foreach_by_name().items():
         kind="missing" if _name in _MISSING else "wrong",
         routes=ROUTES if _name in _MISSING else ROUTES[1:],
         reason=_REASONS.get(_name, _UNSEEN),
-        reference="the function of one tensor, one by one",
+        reference="the function of one tensor, for each tensor",
     )(_rule(_name))

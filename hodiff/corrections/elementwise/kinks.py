@@ -16,8 +16,9 @@ from hodiff.torch_operators.table import forms_of
 _clamped = partial(
     register,
     routes=ROUTES,
-    reason="by bounds that are tensors, forward mode has other slopes at a tie; no bound has one where both are equal",
-    reference="at a tie it is the input that counts, and the lower bound before the upper one",
+    reason="with respect to tensor bounds, forward and reverse mode differ at ties; if both bounds are equal, neither "
+    "has a gradient",
+    reference="at a tie the input gets the gradient, then the lower bound",
     mended="2.14",
 )
 
@@ -53,8 +54,8 @@ _clamped(torch.clamp_max_, Tensor.clamp_max_)(in_place(_clamp_max))
 @register(
     *forms_of("fmax"),
     routes=ROUTES[1:],
-    reason="at a tie the first counts in reverse mode, and the second in forward mode",
-    reference="at a tie it is the first that counts",
+    reason="at a tie, reverse mode selects the first argument, and forward mode the second",
+    reference="at a tie the first argument gets the gradient",
     mended="2.14",
 )
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def _fmax(input: Tensor, other: Tensor) -> Tensor:
 _copysign_is_wrong = partial(
     register,
     routes=ROUTES,
-    reason="second derivatives at 0 are not finite, and forward mode loses the tensor that has the sign",
+    reason="second derivatives at 0 are not finite, and forward mode ignores the tensor that gives the sign",
     reference="|x| and a constant sign",
 )
 

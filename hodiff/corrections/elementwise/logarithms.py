@@ -72,7 +72,7 @@ def _has_kernel(*inputs: Tensor) -> bool:
 @register(
     *forms_of("logaddexp"),
     routes=("reverse-over-reverse", "reverse-over-forward"),
-    reason="not finite where the difference of the terms overflows or both are infinite",
+    reason="not finite if the difference of the terms overflows, or if both are infinite",
     reference="derivatives by the logistic function",
     covers=_is_new,
 )
@@ -85,7 +85,7 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
 @register(
     *forms_of("logaddexp2"),
     routes=ROUTES,
-    reason="not a number where the smaller term is less than the smallest number, such as 2^-150 in float32",
+    reason="NaN if the smaller term underflows, such as 2^-150 in float32",
     reference="derivatives by the logistic function",
     covers=_is_new,
 )
@@ -97,7 +97,7 @@ def _logaddexp2(input: Tensor, other: Tensor) -> Any:
 @register(
     *forms_of("logcumsumexp"),
     routes=ROUTES[1:],
-    reason="half of the digits are lost, and the third derivative is not finite",
+    reason="derivatives lose half of their digits, and the third derivative is not finite",
     reference="a scan of logaddexp, W. D. Hillis & G. L. Steele (1986)",
     covers=_is_new,
 )

@@ -29,7 +29,7 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_operators.table import forms_of
 
-_REASON = "ends that are tensors are constants to reverse mode, and raise in forward mode"
+_REASON = "tensor endpoints are constants in reverse mode, and raise an error in forward mode"
 
 
 def _between(start: Any, end: Any, steps: int) -> Tensor:
@@ -49,7 +49,7 @@ def _is_needed(start: Any, end: Any, out: Any) -> bool:
     return out is None and any(each.is_floating_point() for each in ends) and may_be_differentiated(ends)
 
 
-@register(torch.linspace, routes=ROUTES, reason=_REASON, reference="convex combinations of the ends")
+@register(torch.linspace, routes=ROUTES, reason=_REASON, reference="convex combinations of the endpoints")
 def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Any = None, **options: Any) -> Any:
     if not (isinstance(start, Tensor) or isinstance(end, Tensor)) or not _is_needed(start, end, out):
         return UNNEEDED
@@ -57,7 +57,7 @@ def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Any =
     return with_value(_between(start, end, steps).to(value), value)
 
 
-@register(torch.logspace, routes=ROUTES, reason=_REASON, reference="powers of convex combinations of the ends")
+@register(torch.logspace, routes=ROUTES, reason=_REASON, reference="powers of convex combinations of the endpoints")
 def _logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, out: Any = None, **options: Any
 ) -> Any:
@@ -90,7 +90,7 @@ class PowerOfTwoTimes(ElementwiseFunction):
 _ldexp_is_wrong = partial(
     register,
     routes=ROUTES,
-    reason="the power of two is computed in whole numbers, in which negative exponents give 0",
+    reason="the power of two is computed in integers, so negative exponents give 0",
     reference="it is linear",
     mended="2.14",
 )
@@ -153,8 +153,8 @@ def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
     # Older compilers silently lose a transform's recording when a graph breaks inside the transform.
     if _LOSES_TRANSFORMS and torch.compiler.is_compiling() and in_transform():
         raise RouteError(
-            "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the "
-            "derivative outside of torch.compile, or write it as exp(exponent * log(x))."
+            "pow: for a tensor exponent, torch before 2.13 compiles the derivative with respect to it to zero. "
+            "Compute the derivative outside of torch.compile, or write exp(exponent * log(x))."
         )
     return _in_eager_code(x, exponent)
 
@@ -163,8 +163,8 @@ _with_tensors = partial(
     register,
     routes=ROUTES,
     reason=(
-        "wrong by base and exponent at once where the exponent is 0, and not finite where the base is; of a real "
-        "tensor and a complex number forward mode drops the imaginary part of the tangent"
+        "the mixed derivative with respect to base and exponent is wrong at exponent 0, and not finite at base 0; for "
+        "a real tensor and a complex number forward mode drops the imaginary part of the tangent"
     ),
     reference="derivatives of $x^e \\log^k x$",
 )
@@ -224,7 +224,7 @@ for _function, *_operators in (
     register(
         *_operators,
         routes=ROUTES[1:],
-        reason="of a real tensor and a complex number forward mode has a tangent of real dtype",
-        reference="the same in the complex dtype",
+        reason="for a real tensor and a complex number, the tangent of forward mode is real",
+        reference="the same operator in the complex dtype",
         covers=lambda input, other, *_, **__: mixes_complex_number(input, other),
     )(partial(_sum_of_complex, _function))

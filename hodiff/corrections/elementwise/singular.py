@@ -37,7 +37,7 @@ from hodiff.torch_operators.table import forms_of
     *forms_of("logit"),
     routes=ROUTES,
     reason="with eps the second derivative is 0 / 0 at 0 and 1",
-    reference="that of the bounded argument",
+    reference="logit of the clamped argument",
 )
 def _logit(input: Tensor, eps: float | None = None) -> Any:
     if not input.is_floating_point():
@@ -53,7 +53,7 @@ def _logit(input: Tensor, eps: float | None = None) -> Any:
 @register(
     torch.polar,
     routes=ROUTES,
-    reason="where the modulus is 0 its derivatives are 0",
+    reason="derivatives are 0 if the modulus is 0",
     reference="|z| cos φ + i |z| sin φ",
 )
 def _polar(abs: Tensor, angle: Tensor) -> Any:
@@ -65,8 +65,8 @@ def _polar(abs: Tensor, angle: Tensor) -> Any:
 _atan2_is_wrong = partial(
     register,
     routes=ROUTES,
-    reason="wrong where a square leaves the range of its dtype: beyond 256 in float16, beyond 11 in int8",
-    reference="the same of scaled numbers, in float32 at least",
+    reason="wrong if a square exceeds the range of its dtype: above 256 in float16, above 11 in int8",
+    reference="atan2 of scaled numbers, in float32 or wider",
 )
 
 
@@ -142,8 +142,8 @@ def _length(radius: float) -> int:
 @register(
     *forms_of("sinc"),
     routes=ROUTES,
-    reason="higher derivatives are 0 / 0 at 0, and lose their digits near it",
-    reference="power series at 0, recurrence of the derivatives beyond",
+    reason="higher derivatives are 0 / 0 at 0, and lose digits near 0",
+    reference="a power series near 0, a recurrence of the derivatives elsewhere",
 )
 def _sinc(input: Tensor) -> Any:
     if not (input.is_floating_point() or input.is_complex()):

@@ -30,7 +30,7 @@ from hodiff.torch_internals.autograd.transforms import differentiating_count, di
 from hodiff.torch_operators.table import forms_of
 
 loses_tails = partial(
-    register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"
+    register, reason="derivatives are computed from a value that rounds to its limit, and lose digits in the tails"
 )
 
 
@@ -48,7 +48,7 @@ def seen(x: Tensor) -> Tensor | None:
 
 
 def range_of(plain: Tensor) -> tuple[float, float]:
-    """Return the least and the largest number."""
+    """Return the smallest and the largest element."""
     low, high = plain.aminmax()
     return low.item(), high.item()
 
@@ -205,7 +205,7 @@ def _square(x: Tensor) -> Tensor:
     return x * x
 
 
-_OVERFLOWS = "derivatives are zero where the square of the argument overflows"
+_OVERFLOWS = "derivatives are zero if the square of the argument overflows"
 
 loses_tails(*forms_of("expm1"), reference="$e^x$")(_elementwise(torch.expm1, torch.exp))
 loses_tails(F.softsign, reference="$1 / (1 + |x|)^2$")(

@@ -18,8 +18,8 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
 # Modes in the order of torch.embedding_bag's numbers.
 _MODES = ("sum", "mean", "max")
-_REASON = "no forward rule, and no second derivative with weights of samples or of the maximum"
-_REFERENCE = "sums and maxima of rows are linear in them"
+_REASON = "no forward rule; no second derivative with per_sample_weights or in mode='max'"
+_REFERENCE = "sums and maxima of the selected rows, which are linear"
 _SCALED = unable("gradients that scale_grad_by_freq scales are no derivatives, with which forward mode would agree")
 
 
@@ -167,7 +167,7 @@ def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor
 _padded = partial(
     register,
     routes=ROUTES,
-    reason="the padding row has no gradient, yet a tangent, so that routes disagree where padding is used",
+    reason="the padding row has a tangent but no gradient, so routes disagree if padding is used",
     reference="the padding row is a constant",
 )
 

@@ -25,8 +25,8 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 from hodiff.torch_internals.operators import INDEX_PUT_OPERATORS
 from hodiff.torch_operators.table import forms_of
 
-REASON = "a value that is overwritten at a repeated index gets the gradient of the value that stays"
-REFERENCE = "a gather of the values that stay"
+REASON = "a value that is overwritten at a repeated index gets the gradient of the value that is kept"
+REFERENCE = "a gather of the values that are kept"
 
 
 def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], Any], in_place: bool = False) -> Tensor:
@@ -123,7 +123,7 @@ def _enter_fill(*functions: Any, in_place: bool) -> None:
         *functions,
         name=f"torch.{functions[0].__name__}",
         routes=ROUTES[1:],
-        reason="under vmap, a batched value in an input that is not batched is wrong",
+        reason="under vmap, writing a batched value into an input that is not batched gives wrong results",
         reference="torch.where",
     )
     def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Any:
@@ -160,7 +160,7 @@ _adding = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="the gradient of a source larger than its index has a shape that autograd refuses",
+    reason="if the source is larger than the index, its gradient has the wrong shape and autograd raises an error",
     reference="the part of the source that is scattered",
 )
 

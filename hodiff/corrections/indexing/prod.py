@@ -120,7 +120,7 @@ def _has_derivatives(*args: Any, out: Any = None, **kwargs: Any) -> bool:
 _cumulative = partial(
     register,
     routes=FORWARD_INSIDE,
-    reason="the forward rule divides by the factors, of which one may be zero",
+    reason="the forward rule divides by the factors, which may be zero",
     reference="Hillis & Steele, Data parallel algorithms (1986)",
     covers=_has_derivatives,
 )
@@ -152,7 +152,7 @@ _write_products = in_place(_cumprod)
 @register(
     *forms_of("prod"),
     routes=ROUTES,
-    reason="divided by small factors it overflows, and two or more zeros have no right third derivative",
+    reason="division by small factors overflows; third derivatives are wrong at two or more zeros",
     reference="products of halves",
 )
 def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -174,7 +174,7 @@ _SOURCE = "torch.cumprod"
 @register(
     torch.linalg.vander,
     routes=FORWARD_INSIDE,
-    reason="it is a cumulative product, whose forward rule divides by the factors",
+    reason="it calls cumprod, whose forward rule divides by the factors",
     reference=_SOURCE,
 )
 def _linalg_vander(x: Tensor, *, N: int | None = None) -> Any:
@@ -190,7 +190,7 @@ def _linalg_vander(x: Tensor, *, N: int | None = None) -> Any:
 @register(
     torch.vander,
     routes=ROUTES,
-    reason="it is a cumulative product written into its factors, which backward then misses",
+    reason="it writes a cumulative product over its factors, which the backward pass needs",
     reference=_SOURCE,
 )
 def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:

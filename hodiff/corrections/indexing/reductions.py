@@ -28,7 +28,8 @@ def _floating(*args: Any, out: Any = None, **kwargs: Any) -> bool:
 _scattered = partial(
     register,
     routes=ROUTES,
-    reason="of products, the rules divide by factors, the result held constant; a source larger than its index raises",
+    reason="for products, the rules divide by factors and treat the result as a constant; a source larger than its "
+    "index raises an error",
     reference=_SOURCE,
     covers=_floating,
 )

@@ -23,8 +23,8 @@ def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, *
     *forms_of("tensor_split"),
     kind="missing",
     routes=ROUTES,
-    reason="indices that are a tensor cannot be read inside a transform",
-    reference="the same split at numbers",
+    reason="a tensor of indices cannot be read inside a transform",
+    reference="the same function with indices as ints",
     covers=_is_by_tensor,
 )
 def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 0) -> Any:
@@ -44,8 +44,8 @@ def _of_number(input: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 for _name, _reason in (
-    ("flip", "under vmap, a tensor without dimensions is refused"),
-    ("roll", "under vmap, tensors without dimensions are exchanged within a batch"),
+    ("flip", "under vmap, a tensor without dimensions raises an error"),
+    ("roll", "under vmap, tensors without dimensions are rolled along the batch"),
 ):
     _functions = getattr(torch, _name), getattr(Tensor, _name)
     _rule = register(
@@ -57,8 +57,8 @@ for _name, _reason in (
 @register(
     *forms_of("as_strided_scatter"),
     routes=ROUTES,
-    reason="the gradient, too, is wrong where all of the input is written over",
-    reference="torch.scatter at the places that the strides name",
+    reason="derivatives, also the first, are wrong if the whole input is overwritten",
+    reference="torch.scatter at the indices that the strides define",
 )
 def _as_strided_scatter(
     input: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None

@@ -158,8 +158,8 @@ def _dropped(
 @register(
     safe_softmax,
     routes=FORWARD_INSIDE,
-    reason="a row of $-\\infty$ alone, whose value is 0, has NaN for derivatives",
-    reference="such a row is a constant",
+    reason="the derivatives of a row that is all $-\\infty$, whose value is 0, are NaN",
+    reference="the row is a constant",
 )
 def _safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     x = input if dtype is None else input.to(dtype)

@@ -28,7 +28,7 @@ def _is_recorded(input: Any, weight: Any, bias: Any = None, *_: Any, **__: Any) 
 _lean = partial(
     register,
     kind="slow",
-    reason="the double backward computes the gradient of constant data",
+    reason="the double backward also computes the gradient of constant data",
     covers=_is_recorded,
     # Three nodes in Python were measured to take half a millisecond longer than torch's one node, at any size.
     least_elements=2**16,
@@ -46,7 +46,7 @@ _transposed = partial(
     register,
     kind="missing",
     reason="with output_padding the third derivative is not implemented",
-    reference="the same without padding, cut and extended",
+    reference="the convolution without padding, then cropped and extended",
     covers=_extends_its_output,
 )
 

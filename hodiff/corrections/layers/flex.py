@@ -25,7 +25,7 @@ _missing = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="its gradient has no derivative, no transform goes through it, and on a CPU it has no gradient at all",
+    reason="its gradient has no derivative, no transform supports it, and on a CPU it has no gradient",
     reference="Dong et al. (2024), section 3",
 )
 
@@ -61,7 +61,9 @@ def _flex_attention(
         )
     except InputError as error:
         # Torch itself would first report that it has no gradient on a CPU.
-        raise RouteError(f"torch.nn.attention.flex_attention: hodiff's rule does not take the call: {error}") from error
+        raise RouteError(
+            f"torch.nn.attention.flex_attention: hodiff's rule does not support the call: {error}"
+        ) from error
     if return_aux is not None:
         chosen = {"lse": lse if return_aux.lse else None, "max_scores": greatest if return_aux.max_scores else None}
         return output, torch_room.AuxOutput(**chosen)

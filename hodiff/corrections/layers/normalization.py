@@ -25,7 +25,7 @@ _constant = partial(
     register,
     kind="wrong",
     routes=FORWARD_INSIDE,
-    reason="the forward rule is a constant to a second derivative, and the reverse rule to a third",
+    reason="second derivatives treat the forward rule as a constant, and third derivatives the reverse rule",
 )
 
 
@@ -82,8 +82,8 @@ _of_groups = partial(
     register,
     kind="wrong",
     routes=ROUTES[:2],
-    reason="loses its digits as the vector of a product gets small: in float32 5 % are left out at 1e-6; in 16 bits, "
-    "reverse-over-reverse is NaN at inputs of size 0.02 and infinite at 100",
+    reason="Hessian-vector products with small vectors lose digits: in float32, 5 % are lost at 1e-6; in 16 bits, "
+    "reverse-over-reverse is NaN for inputs of size 0.02 and infinite for 100",
     reference="Wu & He (2018), eq. 1",
     covers=_loses_digits,
 )
@@ -105,7 +105,7 @@ def _group_norm(
 @register(
     torch.native_group_norm,
     routes=ROUTES[:2],
-    reason="the gradient of mean and deviation is zero where the normalized input is not used",
+    reason="the gradients of mean and standard deviation are zero if the normalized input is not used",
     reference="Wu & He (2018), eq. 1",
     covers=_is_real,
 )
@@ -135,7 +135,7 @@ def _has_lean_rule(input: Any, normalized_shape: Any, weight: Any = None, eps: A
     torch.rms_norm,
     F.rms_norm,
     kind="slow",
-    reason="the double backward is that of its parts, some thirty passes where one does",
+    reason="the double backward composes those of its parts: about thirty passes instead of one",
     covers=_has_lean_rule,
     least_elements=2**14,
 )
@@ -220,8 +220,9 @@ def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
     Tensor.add_,
     kind="missing",
     routes=ROUTES,
-    reason="torch.func refuses to change a captured tensor, even the count of batches, which has no derivative",
-    reference="the same, outside of the transform",
+    reason="torch.func does not allow in-place changes of a captured tensor, even of a batch counter without "
+    "derivative",
+    reference="the same operator, outside of the transform",
     covers=_counts,
 )
 def _count(self: Tensor, other: int, *, alpha: int = 1) -> Tensor:

@@ -34,7 +34,7 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
     torch.max_pool2d,
     F.max_pool2d,
     kind="slow",
-    reason="torch's kernel is not vectorised unless channels are the innermost dimension",
+    reason="torch's kernel is vectorised only if channels are the innermost dimension",
     covers=_gains,
     least_elements=2**16,
 )
@@ -97,6 +97,6 @@ for _dims, _function in enumerate((F.max_unpool1d, F.max_unpool2d, F.max_unpool3
     register(
         _function,
         routes=ROUTES[:3],
-        reason="all that an index repeats has the derivative of the one that is kept, as where windows overlap",
-        reference="a gather of those that are kept",
+        reason="at a repeated index (overlapping windows), all values get the derivative of the value that is kept",
+        reference="a gather of the values that are kept",
     )(_unpooling(_function, _dims))

@@ -44,7 +44,7 @@ def _norms(v: Tensor, dim: int) -> Tensor:
     weight_norm,
     name="torch.nn.utils.parametrizations.weight_norm",
     routes=ROUTES,
-    reason="the gradient takes the norms for constants, and there is no forward rule",
+    reason="the gradient treats the norms as constants, and there is no forward rule",
     reference=_REFERENCE,
     covers=_is_real,
 )
@@ -69,7 +69,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
 @register(
     weight_norm_kernel,
     routes=ROUTES,
-    reason="the gradient takes the norms for constants, and there is no forward rule",
+    reason="the gradient treats the norms as constants, and there is no forward rule",
     reference=_REFERENCE,
     covers=_is_real,
 )
@@ -84,7 +84,7 @@ def _weight_norm_kernel(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     torch.norm_except_dim,
     kind="missing",
     routes=ROUTES[1:],
-    reason="the forward rule for the norm of all entries gives a tangent of another shape",
+    reason="the forward rule for the norm of all entries returns a tangent of the wrong shape",
     reference="the square root of the sum of squares",
     covers=_is_real,
 )

@@ -85,7 +85,7 @@ def _swap(n: int, place: Tensor) -> Tensor:
 _determinant = partial(
     register,
     routes=FORWARD_INSIDE,
-    reason="the forward rule solves with factors that are constants to a second derivative",
+    reason="the forward rule solves with factors that second derivatives treat as constants",
     reference="Giles, Collected matrix derivative results (2008), sec. 2.2.4",
     covers=for_lapack,
 )

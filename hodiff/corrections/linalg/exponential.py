@@ -74,8 +74,8 @@ def _along(matrix: Tensor, direction: Tensor) -> Tensor:
 @register(
     *forms_of("linalg.matrix_exp"),
     routes=ROUTES,
-    reason="derivatives are not linear: they lose their digits with the size of gradients and tangents",
-    reference="N. J. Higham, Functions of matrices (2008), equation 3.16, of a direction of size one",
+    reason="derivatives are not linear: they lose digits if gradients or tangents are large or small",
+    reference="N. J. Higham, Functions of matrices (2008), equation 3.16, for a direction of norm one",
     covers=for_lapack,
 )
 def _matrix_exp(input: Tensor) -> Any:

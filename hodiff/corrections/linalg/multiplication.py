@@ -30,7 +30,7 @@ from hodiff.torch_operators.table import forms_of
     name="torch.nn.functional.grouped_mm",
     kind="missing",
     routes=ROUTES[1:],
-    reason="there is no forward rule, and nothing at all for float64",
+    reason="there is no forward rule; float64 is not supported",
     reference="the products of the groups, one by one",
 )
 def _grouped_mm(
@@ -77,7 +77,7 @@ def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
 @register(
     *forms_of("linalg.householder_product"),
     routes=FORWARD_INSIDE,
-    reason="the forward rule changes in place what a second derivative needs",
+    reason="the forward rule overwrites a tensor that second derivatives need",
     reference=_SOURCE,
     covers=for_lapack,
 )

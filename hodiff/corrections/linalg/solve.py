@@ -21,7 +21,7 @@ from hodiff.torch_operators.table import forms_of
 _solves = partial(
     register,
     routes=FORWARD_INSIDE,
-    reason="the forward rule solves with factors that are constants to a second derivative",
+    reason="the forward rule solves with factors that second derivatives treat as constants",
     reference="Giles, Collected matrix derivative results (2008), sec. 2.2",
     covers=for_lapack,
 )
@@ -58,7 +58,7 @@ def _adjoint(matrix: Tensor) -> Tensor:
 @register(
     torch.linalg.lstsq,
     routes=ROUTES,
-    reason="the singular values are constants to every derivative",
+    reason="the singular values are constants in every derivative",
     reference="torch.linalg.svdvals",
 )
 def _lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
@@ -82,7 +82,7 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any
 @register(
     *forms_of("triangular_solve"),
     routes=("forward-over-reverse",),
-    reason="the forward rule of the backward pass leaves out a term",
+    reason="the forward rule of the backward pass omits a term",
     reference="torch.linalg.solve_triangular",
     covers=for_lapack,
 )
@@ -114,7 +114,7 @@ def _cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Any:
 @register(
     *forms_of("cholesky_inverse"),
     routes=ROUTES[1:],
-    reason="the result enters its own derivative as a constant",
+    reason="the derivative uses the result as a constant",
     reference="two triangular factors, by torch.linalg.solve_triangular",
     covers=for_lapack,
 )

@@ -39,8 +39,8 @@ if torch.__version__ < "2.14":
 @register(
     torch.linalg.cholesky_ex,
     routes=ROUTES,
-    reason="a matrix without a factor, info > 0, has the derivatives of one",
-    reference="NaN for such a matrix, torch's derivatives for the others",
+    reason="a matrix without a Cholesky factor (info > 0) gets derivatives as if it had one",
+    reference="NaN for such a matrix, torch's derivatives otherwise",
     covers=for_lapack,
 )
 def _cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
@@ -75,10 +75,10 @@ def warn_of_equal(eigenvalues: Tensor) -> None:
     """Warn if derivatives divide by a difference of eigenvalues that is mostly rounding."""
     if are_nearly_equal(eigenvalues):
         warnings.warn(
-            "eigenvalues: got some that are equal, or differ by less than "
+            "eigenvalues: got eigenvalues that are equal, or differ by less than "
             f"{torch.finfo(eigenvalues.dtype).eps ** 0.5:.1e} of the largest. Derivatives of eigenvectors, and second "
-            "derivatives of eigenvalues, divide by the difference: they lose their digits, or are NaN. Of a function "
-            "of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
+            "derivatives of eigenvalues, divide by the difference: they lose digits, or are NaN. For a function of a "
+            "symmetric matrix, such as its logarithm or the sum of f(eigenvalues), use "
             "hodiff.functions.spectral_function(A, f), or its trace.",
             HodiffWarning,
             stacklevel=2,
@@ -208,7 +208,7 @@ def _eigh(A: Tensor, UPLO: str = "L") -> Any:
 
 @register(
     torch.linalg.eigvalsh,
-    reason="third derivatives that are not of one mode are NaN, or wrong",
+    reason="third derivatives that mix modes are NaN or wrong",
     reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
     covers=for_lapack,
 )

@@ -23,7 +23,7 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives, m
 _LEAST = 1e-12
 
 _constant_weights = partial(
-    register, routes=FORWARD_INSIDE, reason="weights are constants to forward mode", reference="elementary operators"
+    register, routes=FORWARD_INSIDE, reason="weights are constants in forward mode", reference="elementary operators"
 )
 
 
@@ -92,8 +92,8 @@ def _nll_loss(
 @register(
     F.binary_cross_entropy,
     routes=FORWARD_INSIDE,
-    reason="weights are constants to forward mode; second derivatives are bounded, and lose digits for that",
-    reference="$-t \\log x - (1 - t) \\log(1 - x)$; torch's bounds where a probability is 0 or 1",
+    reason="weights are constants in forward mode; second derivatives are clamped and lose digits",
+    reference="$-t \\log x - (1 - t) \\log(1 - x)$; torch's bounds if a probability is 0 or 1",
 )
 def _binary_cross_entropy(
     input: Tensor,

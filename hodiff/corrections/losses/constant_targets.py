@@ -38,7 +38,7 @@ def _declined(
     F.mse_loss,
     kind="missing",
     routes=ROUTES[1:],
-    reason="raises where the target has no tangent, or is of whole numbers",
+    reason="raises an error if the target has no tangent or an integer dtype",
     reference="elementary operators",
 )
 def _mse_loss(
@@ -62,8 +62,8 @@ def _mse_loss(
     F.smooth_l1_loss,
     kind="missing",
     routes=ROUTES[1:],
-    reason="the forward rule raises where the target is of whole numbers",
-    reference="the same of a target of the input's kind",
+    reason="the forward rule raises an error if the target has an integer dtype",
+    reference="the same function, with the target in the dtype of the input",
 )
 def _smooth_l1_loss(
     input: Tensor,
@@ -82,7 +82,7 @@ def _smooth_l1_loss(
     F.binary_cross_entropy_with_logits,
     kind="missing",
     routes=("forward-over-forward",),
-    reason="raises where the target has no tangent; derivatives lose their digits in the tails",
+    reason="raises an error if the target has no tangent; derivatives lose digits in the tails",
     reference="-p t log σ(x) - (1 - t) log σ(-x)",
 )
 def _binary_cross_entropy_with_logits(

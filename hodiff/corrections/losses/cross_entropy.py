@@ -71,8 +71,8 @@ _MANY = 2**17
 @register(
     F.cross_entropy,
     kind="slow",
-    reason="double backward takes nine passes over the logits where three do; weights are constants to forward mode; "
-    "derivatives are made of a probability that rounds to 1",
+    reason="the double backward takes nine passes over the logits instead of three; weights are constants in forward "
+    "mode; derivatives are computed from a probability that rounds to 1",
     covers=lambda *args, **kwargs: _has_lean_rule(*args, **kwargs) or _loses_digits(*args, **kwargs),
     mends=_loses_digits,
     least_elements=_MANY,
@@ -114,8 +114,9 @@ if hasattr(F, "linear_cross_entropy"):
         F.linear_cross_entropy,
         kind="wrong",
         routes=ROUTES,
-        reason="the chunked kernel takes its gradient for a constant",
-        reference="Wijmans et al. (2025), section 4; what the kernel does not take: torch's own, of all logits",
+        reason="the chunked kernel treats its gradient as a constant",
+        reference="Wijmans et al. (2025), section 4; torch's own function on all logits if the kernel does not "
+        "support the call",
     )
     def _linear_cross_entropy(
         input: Tensor,

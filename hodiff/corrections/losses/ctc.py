@@ -23,7 +23,7 @@ _IMPOSSIBLE = -1e30
     F.ctc_loss,
     kind="missing",
     routes=ROUTES,
-    reason="first order only, and that is the derivative by logits wherever no log_softmax stands in front",
+    reason="only the first derivative is implemented; it is wrong if the input is not the output of log_softmax",
     reference="Graves et al. (2006), eq. 6 to 8",
 )
 def _ctc_loss(
@@ -69,7 +69,7 @@ def _ctc_loss(
     torch.ctc_loss,
     kind="missing",
     routes=ROUTES,
-    reason="as torch.nn.functional.ctc_loss",
+    reason="same as torch.nn.functional.ctc_loss",
     reference="Graves et al. (2006), eq. 6 to 8",
 )
 def _ctc_loss_by_number(
@@ -136,7 +136,7 @@ def _padded(targets: Tensor, target_lengths: Any, lengths: Tensor) -> Tensor:
 def _log_likelihood(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
-    """Log p(targets) of each sample, by the probabilities of all prefixes with blanks between labels."""
+    """Log-likelihood of the targets of each sample, by the forward algorithm of CTC; -inf for impossible targets."""
     # Labels after a target's end reach no state that counts, but must be valid classes.
     inside = torch.arange(targets.shape[1], device=targets.device) < target_lengths.unsqueeze(-1)
     targets = torch.where(inside, targets, blank)

@@ -17,7 +17,7 @@ from hodiff.functions.losses.losses import REDUCTIONS, Huber
 from hodiff.routes import ROUTES
 
 _first_order = partial(
-    register, kind="missing", routes=ROUTES, reason="neither a forward rule nor a second derivative is implemented"
+    register, kind="missing", routes=ROUTES, reason="neither the forward rule nor the second derivative is implemented"
 )
 # Routes with forward mode as the outermost pass.
 _no_forward = partial(

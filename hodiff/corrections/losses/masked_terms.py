@@ -24,8 +24,8 @@ _poisson = partial(
     register,
     name="torch.nn.functional.poisson_nll_loss",
     routes=ROUTES,
-    reason="with full=True derivatives by a target that is not positive are NaN",
-    reference="Stirling's formula where the target is larger than 1",
+    reason="with full=True, derivatives with respect to a target of 0 or less are NaN",
+    reference="Stirling's formula if the target is greater than 1",
 )
 
 
@@ -65,7 +65,7 @@ def _full_poisson_nll_loss(
 _cosine = partial(
     register,
     name="torch.nn.functional.cosine_embedding_loss",
-    reason="third derivatives that are not of one mode are wrong, or raise",
+    reason="third derivatives that mix modes are wrong or raise an error",
     reference="elementary operators",
 )
 

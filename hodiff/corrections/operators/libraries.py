@@ -78,8 +78,8 @@ def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
     arguments, names = arguments_of(operator, args, kwargs)
     written = {name: tensors_in(arguments[name]) for name in names}
     remedy = (
-        "torch has no derivative of that. Register the operator with mutates_args=() and let it return new tensors, or "
-        "put it into a function with hodiff.custom_vjp"
+        "torch has no derivative of that. Register the operator with mutates_args=() such that it returns new "
+        "tensors, or call it in a function with hodiff.custom_vjp"
     )
     for name, tensors in written.items():
         if may_be_differentiated(tensors) and carry_derivatives(tensors):
@@ -87,7 +87,7 @@ def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
     if any(each.is_floating_point() for tensors in written.values() for each in tensors):
         warnings.warn(
             f"{operator} writes into {' and '.join(written)}, from arguments that are differentiated, and {remedy}; "
-            "what it writes is a constant to all derivatives.",
+            "the written values are constants in all derivatives.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )
@@ -95,7 +95,7 @@ def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
 
 def _missing(operator: Any, where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{operator} has no autograd formula for {where}, and torch takes it for a constant there or refuses it; give "
-        "it one by torch.library.custom_op and register_autograd, with tensors by position, or put it into a function "
-        "with hodiff.custom_vjp"
+        f"{operator} has no autograd formula for {where}, and torch treats it as a constant or raises an error; "
+        f"register a rule by torch.library.custom_op and register_autograd, with tensors by position, or call it in a "
+        f"function with hodiff.custom_vjp"
     )

@@ -22,8 +22,8 @@ from hodiff.torch_internals.interception import active_function_modes
 _plainly = partial(
     register,
     routes=ROUTES,
-    reason="its gradient is a constant to a second derivative, and no transform goes through it",
-    reference="the same in plain Python",
+    reason="second derivatives treat its gradient as a constant, and no transform supports it",
+    reference="an equivalent function in plain Python",
 )
 
 

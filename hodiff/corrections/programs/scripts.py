@@ -132,11 +132,12 @@ def _constant(node: Any) -> Any:
 
 # Functions whose only faults are those of the functions that they call, which have rules.
 COMPOSITES: dict[Callable[..., Any], str] = {
-    F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second one",
-    torch.pca_lowrank: "of a sparse matrix, it makes another of means, whose gradient is a constant",
-    F.triplet_margin_with_distance_loss: "it calls a distance, as a default torch's own",
-    F.multilabel_soft_margin_loss: "it calls logsigmoid, which loses its digits in the tails",
-    **dict.fromkeys((F.softmin, F.gumbel_softmax), "it calls softmax, which loses its digits in the tails"),
+    F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second "
+    "derivative",
+    torch.pca_lowrank: "for a sparse matrix, it creates a sparse matrix of means, whose gradient is a constant",
+    F.triplet_margin_with_distance_loss: "it calls a distance function, by default torch's own",
+    F.multilabel_soft_margin_loss: "it calls logsigmoid, which loses digits in the tails",
+    **dict.fromkeys((F.softmin, F.gumbel_softmax), "it calls softmax, which loses digits in the tails"),
     **dict.fromkeys((F.lp_pool1d, F.lp_pool2d, F.lp_pool3d), "it calls abs, whose even powers are smooth at 0"),
 }
 
@@ -146,7 +147,7 @@ for _function, _reason in COMPOSITES.items():
         kind="missing",
         routes=ROUTES,
         reason=_reason,
-        reference="the same code, with the rules of what it calls",
+        reference="the same code, with the rules of the functions that it calls",
     )(partial(run_in_the_mode, twin(_function)))
 
 
@@ -154,7 +155,7 @@ for _function, _reason in COMPOSITES.items():
     call_script,
     name="torch.jit.ScriptFunction",
     routes=ROUTES[1:],
-    reason="an optimized graph drops tangents without a word, also in a first derivative",
+    reason="an optimized graph silently drops tangents, also in first derivatives",
     reference="the same graph, operator by operator",
 )
 def _script(script: Any, *args: Any, **kwargs: Any) -> Any:

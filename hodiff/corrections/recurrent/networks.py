@@ -210,7 +210,7 @@ def _pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: fl
 
 
 _missing = partial(register, kind="missing", routes=ROUTES)
-_OF_KERNELS = "oneDNN's and cuDNN's kernels have no forward mode, and those of a GPU no second derivative"
+_OF_KERNELS = "the kernels of oneDNN and cuDNN have no forward mode, and GPU kernels no second derivative"
 
 _NETWORKS: dict[Callable[..., Any], tuple[Cell, str]] = {
     torch.lstm: (LSTM, "Hochreiter & Schmidhuber (1997); Sak et al. (2014) with a projection"),

@@ -44,7 +44,7 @@ def _reorders(input: Tensor) -> bool:
     F.dropout,
     torch.dropout,
     name="torch.nn.functional.dropout",
-    reason="on a GPU its backward has no forward rule; transforms drop other elements of non-contiguous tensors",
+    reason="on a GPU its backward has no forward rule; for non-contiguous tensors, transforms drop different elements",
     reference=_SOURCE,
 )
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -79,7 +79,7 @@ _in_place = partial(
     register,
     kind="missing",
     routes=("forward-over-forward",),
-    reason="it is computed in place, which no tangent of zeros allows",
+    reason="it is computed in place, which raises an error for a tangent of zeros",
     reference="Klambauer et al. (2017), section 3",
 )
 

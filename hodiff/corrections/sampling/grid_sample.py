@@ -181,7 +181,7 @@ def _grid_sample(
         return INVALID
     if align_corners is None and _fit(input, grid):
         warnings.warn(
-            "grid_sample: align_corners is not given and taken for False, as torch has done since 1.3.0.", stacklevel=4
+            "grid_sample: align_corners is not given, and defaults to False, as in torch since 1.3.0.", stacklevel=4
         )
     return _sampled(input, grid, mode, padding_mode, bool(align_corners))
 
@@ -199,7 +199,7 @@ def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_
     F.affine_grid,
     kind="missing",
     routes=FORWARD_INSIDE,
-    reason="no batching rule, by which forward passes go along many directions",
+    reason="no batching rule, which forward passes along many directions need",
     reference="Jaderberg et al. (2015), eq. 1",
 )
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Any:

@@ -41,7 +41,7 @@ def _are_differentiated(values: Any, options: dict[str, Any]) -> bool:
     )
 
 
-@_wrong(torch.sparse_coo_tensor, reason="the gradient of the values is a constant to a second derivative")
+@_wrong(torch.sparse_coo_tensor, reason="second derivatives treat the gradient of the values as a constant")
 def _sparse_coo_tensor(indices: Any, values: Any = None, size: Any = None, **options: Any) -> Any:
     if not _are_differentiated(values, options):
         return UNNEEDED
@@ -94,7 +94,7 @@ def _is_sparse(tensor: Any) -> bool:
     )
 
 
-@_wrong(torch.Tensor.values, reason="the gradient is a constant to a second or third derivative")
+@_wrong(torch.Tensor.values, reason="second or third derivatives treat the gradient as a constant")
 def _values(self: Tensor) -> Any:
     if not _is_sparse(self):
         return UNNEEDED
@@ -123,7 +123,9 @@ def _sparse_mask(self: Tensor, mask: Tensor) -> Any:
 
 
 @_wrong(
-    sparse_sum, name="torch.sparse.sum", reason="the third derivative is wrong; that of sums along a dimension raises"
+    sparse_sum,
+    name="torch.sparse.sum",
+    reason="the third derivative is wrong; for sums along a dimension it raises an error",
 )
 def _sum(input: Any, *args: Any, **options: Any) -> Any:
     if args or options or not _is_sparse(input):

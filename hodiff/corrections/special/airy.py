@@ -126,7 +126,7 @@ def _spherical(x: Tensor, m: int) -> Tensor:
     return torch.where(far, upwards, series)
 
 
-_ZERO = "its derivatives are zero in silence"
+_ZERO = "its derivatives are silently zero"
 
 enter(
     "airy_ai",

@@ -141,7 +141,7 @@ for _name, _orders, _n in (
     enter(
         _name,
         _derivative(_orders, _n),
-        reason="its derivatives are zero in silence; those of torch 2.15 are wrong from the seventh digit on beyond 5",
+        reason="its derivatives are silently zero; above 5, those of torch 2.15 are right to six digits only",
         reference="Abramowitz & Stegun, 9.1.27, 9.1.31 and 9.2.5; Poisson's integral 9.1.20; Neumann's series 9.1.89",
         constant=True,
     )

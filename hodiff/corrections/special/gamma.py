@@ -78,13 +78,15 @@ _GAUTSCHI = "W. Gautschi, Efficient computation of the complex error function (1
 enter(
     "erfcx",
     _erfcx,
-    reason="for large x it is a difference of equal numbers; at 1e4 the third derivative has the wrong size",
+    reason="for large x, derivatives are differences of nearly equal numbers; at 1e4 the third derivative has the "
+    "wrong magnitude",
     reference=_GAUTSCHI,
 )
 enter(
     "log_ndtr",
     _log_ndtr,
-    reason="far in the tail it is a difference of equal numbers; at -300 the third derivative has the wrong size",
+    reason="far in the tail, derivatives are differences of nearly equal numbers; at -300 the third derivative has "
+    "the wrong magnitude",
     reference=_GAUTSCHI,
 )
 
@@ -147,7 +149,7 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
 
 
 _incomplete_is_missing = partial(
-    register, kind="missing", routes=ROUTES[1:], reason="no forward rule; in reverse NaN at 0", covers=_is_new
+    register, kind="missing", routes=ROUTES[1:], reason="no forward rule; reverse mode returns NaN at 0", covers=_is_new
 )
 
 
@@ -191,7 +193,7 @@ def _log_gamma(x: Tensor, m: int) -> Tensor:
     return torch.where(far, torch.polygamma(1, x), torch.special.zeta(torch.full_like(x, 2), torch.where(far, 1, x)))
 
 
-_NINE_DIGITS = "the derivative of digamma has nine digits alone"
+_NINE_DIGITS = "the derivative of digamma has only nine digits"
 _SERIES = "$\\psi'(x) = \\zeta(2, x)$"
 enter("gammaln", _log_gamma, torch.lgamma, Tensor.lgamma, reason=_NINE_DIGITS, reference=_SERIES)
 enter(

@@ -110,9 +110,9 @@ def _scaled_near(x: Tensor, n: int, m: int) -> Tensor:
 
 
 _SOURCE = "Abramowitz & Stegun, 9.6.18, 9.6.24, 9.6.29 and 9.7.1"
-_ZERO = "its derivatives are zero in silence"
-_NEAR = "divides by x: the third derivative is wrong near 0"
-_FAR = "differences of nearly equal numbers, where derivatives have no digits left; wrong near 0, too"
+_ZERO = "its derivatives are silently zero"
+_NEAR = "the rule divides by x, so the third derivative is wrong near 0"
+_FAR = "derivatives are differences of nearly equal numbers and lose all digits; near 0 they are also wrong"
 
 for _name, _reason, _rule in (
     ("i1", _NEAR, _derivative(_first_kind, 1, 1)),

@@ -103,8 +103,8 @@ class OrthogonalPolynomial(ElementwiseFunction):
         """Return the derivative of the next order."""
         if index:
             raise RouteError(
-                f"torch.special.{name}: n: a polynomial has no derivative by its degree, which counts in whole "
-                "numbers. Detach n, or pass it as an int."
+                f"torch.special.{name}: n: a polynomial has no derivative with respect to its degree, which is an "
+                "integer. Detach n, or pass it as an int."
             )
         return OrthogonalPolynomial.call(x, degree, name, order + 1)
 
@@ -114,7 +114,7 @@ def _enter(name: str) -> None:
         getattr(torch.special, name),
         name=f"torch.special.{name}",
         routes=ROUTES,
-        reason="its derivatives are zero in silence",
+        reason="its derivatives are silently zero",
         reference="Abramowitz & Stegun, 22.7, differentiated",
     )
     def _polynomial(input: Any, n: Any, *, out: Tensor | None = None) -> Any:

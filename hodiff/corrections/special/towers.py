@@ -70,8 +70,8 @@ def refuse_compiled_transforms(name: str) -> None:
     """Raise if torch would differentiate the kernel itself: transforms within compiled code see no Function."""
     if torch.compiler.is_compiling() and in_transform():
         raise RouteError(
-            f"torch.special.{name}: inside a torch.func transform a compiler does not know its derivatives, which "
-            "would be zero. Take the transform outside of torch.compile, or let the compiler leave this function out."
+            f"torch.special.{name}: inside a torch.func transform, torch.compile does not know its derivatives, which "
+            "would be zero. Call the transform outside of torch.compile, or exclude this function from compilation."
         )
 
 

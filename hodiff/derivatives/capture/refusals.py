@@ -129,8 +129,8 @@ _MEANINGS = (
     ),
     (
         lambda error: type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"),
-        "the size or the number that {said} returns is known with the numbers of a tensor alone; use an operator whose "
-        "result has one shape, such as torch.where or a product with a mask",
+        "the size or the number that {said} returns depends on the values of a tensor; use an operator whose result "
+        "has a fixed shape, such as torch.where or a product with a mask",
     ),
     (
         lambda error: says(error, Wording.NO_NUMBERS),

@@ -80,7 +80,7 @@ def _by_arpack(problem: EigenProblem) -> tuple[Tensor, Tensor]:
         if not len(values) or (sign * values).min() >= -problem.tol * problem.largest:
             return _to_device(problem.view, values, vectors)
     raise InputError(
-        "eigsh: which: 'SM' needs a factorization where eigenvalues have both signs, as those of A; use "
+        "eigsh: which: 'SM' needs a factorization if eigenvalues have both signs, as here; use "
         'method="dense", or which="SA" with A.T @ A.'
     )
 

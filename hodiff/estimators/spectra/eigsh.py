@@ -234,5 +234,5 @@ def start_block(view: View, start: Any, columns: int, generator: torch.Generator
     require_constant(view.caller, "start", start)
     block = start.detach().reshape(view.n, -1).to(view.device, view.dtype)
     if not bool(torch.isfinite(block).all()) or not bool(block.abs().sum(0).all()):
-        raise InputError(f"{view.caller}: start: expected finite columns that are not zero; leave it out.")
+        raise InputError(f"{view.caller}: start: expected finite columns that are not zero; omit start.")
     return torch.cat([block, draw(view, "gaussian", columns - block.shape[1], generator)], 1)

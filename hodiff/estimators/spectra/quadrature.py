@@ -76,7 +76,7 @@ def trace_of_function(
     truncation = truncation_of(full, short)
     if truncation > max(error, 1e-3 * abs(value)):
         warnings.warn(
-            f"{view.caller}: {steps} Lanczos steps are too few: the last tenth of them moved the value by "
+            f"{view.caller}: {steps} Lanczos steps are too few: the last tenth of them changed the value by "
             f"{truncation:.2g}, more than the standard error {error:.2g}; raise steps or damping.",
             HodiffWarning,
             stacklevel=3,

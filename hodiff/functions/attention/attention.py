@@ -95,7 +95,7 @@ def attention(
     require_generator("attention", "generator", generator)
     if dropout_p and generator is None:
         raise InputError(
-            "attention: generator: expected a torch.Generator where dropout_p is not 0, got None; "
+            "attention: generator: expected a torch.Generator if dropout_p is not 0, got None; "
             "torch.Generator(device).manual_seed(0) makes one."
         )
     require_band(window, causal_corner)

@@ -121,8 +121,8 @@ def require_band(window: Any, corner: Any) -> None:
     counts = [each is None or (is_int(each) and each >= 0) for each in sides]
     if window is not None and not (len(counts) == 2 and all(counts)):
         raise InputError(
-            f"attention: window: expected None or two counts of keys, before and behind a query, got {window!r}; None "
-            f"as one of them is no bound."
+            f"attention: window: expected None or two numbers of keys, before and after a query, got {window!r}; None "
+            "as one of them means no bound."
         )
     require_choice("attention", "causal_corner", corner, get_args(Corner))
 

@@ -87,8 +87,8 @@ def triton_kernels() -> Any:
 def _complain(reason: str) -> None:
     """Warn once why Triton's kernels are not used."""
     warnings.warn(
-        f"attention: Triton's kernels are not used: {reason}. torch's operators compute the same by blocks of rows, "
-        f"more slowly; another version of triton may help.",
+        f"attention: hodiff does not use Triton's kernels: {reason}. It runs torch's operators in blocks of rows, "
+        "which is slower; another version of triton may help.",
         HodiffWarning,
         stacklevel=2,
     )

@@ -77,13 +77,12 @@ def packed_attention(
     keys = _counts("key_lengths", lengths if key_lengths is None else key_lengths, k, "k")
     if len(rows) != len(keys):
         raise InputError(
-            f"packed_attention: key_lengths: expected one for each of {len(rows)} lengths, got {len(keys)}; 0 says "
-            f"that a sequence has no keys."
+            f"packed_attention: key_lengths: expected one for each of {len(rows)} lengths, got {len(keys)}; use 0 for "
+            "a sequence without keys."
         )
     if v.dim() < 2 or v.shape[-2] != k.shape[-2]:
         raise InputError(
-            f"packed_attention: v: expected as many rows in dimension -2 as k {tuple(k.shape)} has, got "
-            f"{tuple(v.shape)}."
+            f"packed_attention: v: expected as many rows in dimension -2 as k {tuple(k.shape)}, got {tuple(v.shape)}."
         )
     options: dict[str, Any] = {
         "scale": scale,
@@ -105,10 +104,11 @@ def _counts(argument: str, given: Any, tensor: Tensor, name: str) -> list[int]:
     found = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
     found = list(found) if isinstance(found, Sequence) else None
     if found is None or not all(is_int(each) and each >= 0 for each in found):
-        raise InputError(f"packed_attention: {argument}: expected counts of 0 or more, got {given!r}.")
+        raise InputError(f"packed_attention: {argument}: expected lengths of 0 or more, got {given!r}.")
     if tensor.dim() < 2 or sum(found) != tensor.shape[-2]:
         raise InputError(
-            f"packed_attention: {argument}: expected a sum of what dimension -2 of {name} has, got {sum(found)} and "
-            f"{name} {tuple(tensor.shape)}; lengths are those of single sequences, not their running sums."
+            f"packed_attention: {argument}: expected lengths whose sum is the size of dimension -2 of {name}, got "
+            f"{sum(found)} and "
+            f"{name} {tuple(tensor.shape)}; pass the lengths of single sequences, not cumulative sums."
         )
     return [int(each) for each in found]

@@ -30,12 +30,12 @@ def by_shards(
         kinds = ", ".join(type(each).__name__ for each in given)
         raise InputError(
             f"attention: expected DTensors of one device mesh, got {kinds}; "
-            f"torch.distributed.tensor.distribute_tensor makes one of a tensor."
+            "torch.distributed.tensor.distribute_tensor creates one from a tensor."
         )
     if dropout_p:
         raise InputError(
-            f"attention: dropout_p: expected 0 for DTensors, whose ranks would not drop the same weights, got "
-            f"{dropout_p}; DTensor.full_tensor gathers one."
+            "attention: dropout_p: expected 0 for DTensors, because ranks would drop different weights, got "
+            f"{dropout_p}; DTensor.full_tensor gathers a DTensor."
         )
     placements = _placements(mesh, q, k, v, mask, enable_gqa)
     of_mask = placements

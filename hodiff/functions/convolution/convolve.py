@@ -174,7 +174,7 @@ def _padded(
     if padding == "valid":
         return x, (0,) * len(kernel)
     if any(step != 1 for step in stride):
-        raise InputError(f"{name}: padding: 'same' needs stride 1, got stride {stride}; give the padding in ints.")
+        raise InputError(f"{name}: padding: 'same' needs stride 1, got stride {stride}; pass the padding as ints.")
     total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     if any(each % 2 for each in total):
         # torch.nn.functional.pad starts with the last dimension.
@@ -225,5 +225,5 @@ def _require_room(
     if any(n + 2 * p < d * (k - 1) + 1 for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)):
         raise InputError(
             f"{name}: input: expected spatial sizes that hold the kernel {kernel} with dilation {dilation}, "
-            f"got {size} with padding {padding}; more padding makes room."
+            f"got {size} with padding {padding}; increase the padding."
         )

@@ -235,7 +235,9 @@ def quantize_ste(
         if low is not None or high is not None:
             raise InputError("quantize_ste: scale: expected either scale or a range (low, high), got both.")
     elif not (isinstance(offset, (int, float)) and offset == 0):
-        raise InputError("quantize_ste: offset: expected scale along with offset, got no scale; a range makes its own.")
+        raise InputError(
+            "quantize_ste: offset: expected scale together with offset, got no scale; a range defines its own offset."
+        )
     else:
         scale, offset = _grid(x, low, high, lowest, highest, symmetric)
     require_number_or_floating("quantize_ste", offset=offset)
@@ -255,7 +257,7 @@ def _integers(bits: int, symmetric: bool) -> tuple[int, int]:
 def _grid(x: Tensor, low: Any, high: Any, lowest: int, highest: int, symmetric: bool) -> tuple[Any, Any]:
     """Compute step size and offset from a range, or from the values of `x`."""
     if symmetric and low is not None:
-        raise InputError("quantize_ste: low: expected no lower end with symmetric=True; symmetric=False takes one.")
+        raise InputError("quantize_ste: low: expected no low with symmetric=True; pass symmetric=False.")
     if not symmetric and (low is None) != (high is None):
         raise InputError("quantize_ste: range: expected both low and high with symmetric=False, got one.")
     if high is None:

@@ -111,7 +111,7 @@ def clip_gradient(
         raise InputError(f"clip_gradient: low: expected at most high, {high}, got {low}.")
     require_number("clip_gradient", "max_norm", max_norm, positive=True, optional=True)
     if dim is not None and max_norm is None:
-        raise InputError("clip_gradient: dim: expected max_norm along with dim, got bounds.")
+        raise InputError("clip_gradient: dim: expected max_norm together with dim, got bounds.")
     # Use a frozenset: torch's batching of jvp fails on tuples of constants.
     dims = frozenset(require_dims("clip_gradient", x, tuple(range(x.dim())) if dim is None else dim))
     return ClipGradient.call(x, low, high, max_norm, dims)

@@ -207,7 +207,7 @@ def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[fl
     if not isinstance(xs, list | tuple) or not xs:
         raise InputError(
             f"weighted_sum: xs: expected a list or tuple of at least one tensor, got {type(xs).__name__}; "
-            "list(x.unbind()) makes one of a stack."
+            "list(x.unbind()) converts a stacked tensor."
         )
     require_floating("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)})
     weights: Any = _numbers(ws, xs) if isinstance(ws, list | tuple) else ws
@@ -227,7 +227,7 @@ def _numbers(weights: Sequence[Any], terms: Sequence[Tensor]) -> Tensor:
         got = next(each for each in weights if not is_number(each))
         raise InputError(
             f"weighted_sum: ws: expected numbers or one tensor, got {describe(got)} in a {type(weights).__name__}; "
-            "torch.stack makes one tensor of several."
+            "torch.stack combines several tensors."
         )
     dtype = terms[0].dtype
     for term in terms[1:]:

@@ -125,7 +125,7 @@ def _require(
             f"{tuple(linear_weight.shape)}."
         )
     if linear_weight.shape[0] == 0:
-        raise InputError(f"{_NAME}: linear_weight: expected a class or more, got {tuple(linear_weight.shape)}.")
+        raise InputError(f"{_NAME}: linear_weight: expected at least one class, got {tuple(linear_weight.shape)}.")
     if not isinstance(target, Tensor):
         raise InputError(f"{_NAME}: target: expected a tensor, got {type(target).__name__}.")
     if target.dtype != torch.int64:
@@ -149,8 +149,8 @@ def _require(
     require_one_device(_NAME, **tensors, linear_bias=linear_bias, weight=weight)
     if weight is not None and not torch.compiler.is_compiling() and carry_derivatives([weight]):
         raise InputError(
-            f"{_NAME}: weight: expected a constant, got a tensor that carries derivatives; weight.detach() makes one, "
-            "and cross_entropy takes both weights and their derivatives."
+            f"{_NAME}: weight: expected a constant, got a tensor that requires derivatives; pass weight.detach(), or "
+            "use cross_entropy, which differentiates weights."
         )
     require_choice(_NAME, "reduction", reduction, REDUCTIONS)
     require_int(_NAME, "ignore_index", ignore_index)

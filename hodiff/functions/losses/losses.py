@@ -253,5 +253,5 @@ def _require_same_shape(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
         raise InputError(
             f"{name}: target: expected the shape {tuple(input.shape)} of input, got {tuple(target.shape)}; "
-            "target.expand_as(input) repeats it, where that is meant."
+            "use target.expand_as(input) to broadcast it."
         )

@@ -72,8 +72,8 @@ class _RunningUpdate(AnyOrderFunction):
         running_dim, new_dim, _ = in_dims
         if running_dim is None:
             raise InputError(
-                "batch_norm: running statistics: expected one for each element of the batch of vmap, got one for all; "
-                "stack them and map over them, or pass None."
+                "batch_norm: running statistics: expected statistics for each element of the vmap batch, got "
+                "statistics for all; stack them and map over them, or pass None."
             )
         new = new if new_dim is None else new.movedim(new_dim, 0)
         return _RunningUpdate.apply(running.movedim(running_dim, 0), new, momentum), None

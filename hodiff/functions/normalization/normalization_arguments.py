@@ -45,8 +45,8 @@ def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, requi
         if each is None:
             if required:
                 raise InputError(
-                    f"{function}: {name}: expected a tensor ({x.shape[1]},), got None; "
-                    "without running statistics normalize by the input's own."
+                    f"{function}: {name}: expected a tensor ({x.shape[1]},), got None; pass running statistics, or "
+                    "normalize by the statistics of the input."
                 )
             continue
         require_floating(function, **{name: each})

@@ -69,8 +69,8 @@ class DifferencePolicy:
         scale = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
         if self.last_error > self.tolerance * max(scale, np.finfo(np.float64).tiny) and self.last_error > 1e-10:
             warnings.warn(
-                f"numpy_function: {self.name}: a derivative by differences is known to {self.last_error:.1e} only, of "
-                f"{scale:.1e}; give a rule, or tighten the tolerances of the code.",
+                f"numpy_function: {self.name}: a derivative by differences has an error of {self.last_error:.1e}, for "
+                f"values of {scale:.1e}; pass a rule, or tighten the tolerances of the code.",
                 HodiffWarning,
                 stacklevel=2,
             )

@@ -94,11 +94,13 @@ def numpy_function(
         difference_order = 0 if vjp or jvp or derivatives else 1
     require_int("numpy_function", "difference_order", difference_order, 0)
     if derivatives and not elementwise:
-        raise InputError("numpy_function: derivatives: expected elementwise=True with them; else pass vjp or jvp.")
+        raise InputError(
+            "numpy_function: derivatives: expected elementwise=True with derivatives; otherwise pass vjp or jvp."
+        )
     if difference_order and (vjp or jvp):
         raise InputError(
-            "numpy_function: difference_order: expected none with a vjp or jvp; wrap that in a numpy_function without "
-            "a rule, whose differences are then those of the next order."
+            "numpy_function: difference_order: expected None with a vjp or jvp; wrap the vjp or jvp in a "
+            "numpy_function without a rule, which then computes the next order by differences."
         )
     if elementwise and (vjp or jvp):
         raise InputError("numpy_function: vjp, jvp: expected neither with elementwise=True; pass derivatives.")
@@ -166,7 +168,7 @@ class NumpyFunction:
         for each in inputs:
             if each.is_complex():
                 raise InputError(
-                    f"{self.__name__}: expected real tensors, got {each.dtype}; split it by torch.view_as_real."
+                    f"{self.__name__}: expected real tensors, got {each.dtype}; convert it by torch.view_as_real."
                 )
         floating = [each.dtype for each in inputs if each.is_floating_point()]
         convert = Convert(
@@ -186,7 +188,7 @@ class NumpyFunction:
             if len(inputs) != 1 or not inputs[0].is_floating_point():
                 raise InputError(
                     f"{self.__name__}: expected one floating-point tensor among the arguments of an elementwise "
-                    f"function, got {len(inputs)} tensors; give a function of several a vjp."
+                    f"function, got {len(inputs)} tensors; for several tensors, pass a vjp."
                 )
             towers = [lambda x, d=d: np.asarray(d(*merged([x]), **kwargs)) for d in (self._f, *self._derivatives)]
             return ElementwiseNode(towers, 0, convert, self._policy), inputs

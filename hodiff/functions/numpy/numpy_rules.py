@@ -99,7 +99,7 @@ class _Exact(Node):
         """Raise: only the rule itself knows the errors of further orders."""
         raise InputError(
             f"numpy_function: {self.policy.name}: derivative_error: expected order=1 for a function with a vjp or jvp; "
-            "for higher orders ask the rule, vjp.derivative_error(cotangent, *args)."
+            "for higher orders, call vjp.derivative_error(cotangent, *args)."
         )
 
 

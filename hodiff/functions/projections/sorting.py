@@ -220,6 +220,6 @@ def _checked(function: str, x: Tensor, temperature: Any, dim: Any, descending: A
     if isinstance(temperature, Tensor) and temperature.dim() > 0:
         raise InputError(
             f"{function}: temperature: expected a number or a tensor without dimensions, got shape "
-            f"{tuple(temperature.shape)}; torch.func.vmap takes one a row."
+            f"{tuple(temperature.shape)}; use torch.func.vmap for one temperature per row."
         )
     return dims[0]

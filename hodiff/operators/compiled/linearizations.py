@@ -151,7 +151,7 @@ class CompiledLinearizations:
             residuals = graphs.residuals(constants)
             numbers = int if halves.sizes is not None else Tensor
             if not all(isinstance(each, (Tensor, numbers)) for each in residuals):
-                raise CaptureError("it computes with a number that it reads from a tensor; keep it a tensor")
+                raise CaptureError("it reads a number from a tensor; keep the number in a tensor")
             found = graphs.uncompiled(residuals, vector)
         except HodiffError:
             raise

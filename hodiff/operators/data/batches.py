@@ -108,7 +108,7 @@ class Batches:
         if known is not None and len(seen) != len(known):
             raise self._changed(f"{len(seen)} batches now, {len(known)} on the first pass")
         if known is None and self._known not in (None, seen):
-            raise self._changed("others in one thread than in another")
+            raise self._changed("different batches in different threads")
         self._known = seen
 
     def over(self, data: Iterable[PyTree] | None) -> Batches:
@@ -152,7 +152,7 @@ class Batches:
         if not 0 < size < math.inf:
             raise InputError(
                 f"{self.caller}: batch_size: expected a positive number of examples for each batch, got {size:g}; "
-                "leave empty batches out."
+                "remove empty batches."
             )
         return size
 
@@ -163,12 +163,12 @@ class Batches:
             how = (
                 "the same examples come in another order" if mark in known else "it has other examples or other values"
             )
-            raise self._changed(f"another batch {index} than on the first pass: {how}")
+            raise self._changed(f"a batch {index} that differs from the first pass: {how}")
 
     def _changed(self, detail: str) -> InputError:
         return InputError(
-            f"{self.caller}: data: expected the same batches on every pass, got {detail}; every product would belong "
-            "to another matrix. Turn shuffling and random augmentation off (DataLoader(..., shuffle=False)), or pass "
+            f"{self.caller}: data: expected the same batches on every pass, got {detail}; each product would be of a "
+            "different matrix. Turn shuffling and random augmentation off (DataLoader(..., shuffle=False)), or pass "
             "list(data)."
         )
 
@@ -183,8 +183,8 @@ class Batches:
             if tensor.dim() > 0:
                 return tensor.shape[0]
         raise InputError(
-            f"{self.caller}: data: expected batches with a tensor whose first dimension counts examples, "
-            f"got {type(content).__name__} without one; pass batch_size=lambda batch: ..., or reduction='sum'."
+            f"{self.caller}: data: expected batches with a tensor that has examples along its first dimension, got "
+            f"{type(content).__name__} without such a tensor; pass batch_size=lambda batch: ..., or reduction='sum'."
         )
 
 
@@ -203,8 +203,8 @@ def require_data(caller: str, argument: str, value: Any) -> None:
         )
     if isinstance(value, Iterator):
         raise InputError(
-            f"{caller}: {argument}: expected an iterable that can be walked once a product, got the iterator "
-            f"{type(value).__name__}, which is used up after one; pass list(data)."
+            f"{caller}: {argument}: expected an iterable that every product can iterate over, got the iterator "
+            f"{type(value).__name__}, which is exhausted after the first product; pass list(data)."
         )
 
 
@@ -213,7 +213,7 @@ def require_batch_size(caller: str, argument: str, value: Any) -> None:
     if value is not None and not callable(value):
         raise InputError(
             f"{caller}: {argument}: expected a function of a batch or None, got {describe(value)}; "
-            "pass batch_size=lambda batch: ..., which tells how many examples it holds."
+            "pass batch_size=lambda batch: ..., which returns the number of examples."
         )
 
 

@@ -39,8 +39,8 @@ def require_deterministic(
     repeated = value()
     state.rewind()
     raise InputError(
-        f"{caller}: f: expected the same value each time for the same batch, got {difference(first, second)}; every "
-        f"product would belong to another matrix. {_cause(modules, by_chance=same(again, repeated))}"
+        f"{caller}: f: expected the same value each time for the same batch, got {difference(first, second)}; each "
+        f"product would be of a different matrix. {_cause(modules, by_chance=same(again, repeated))}"
     )
 
 
@@ -49,8 +49,8 @@ def _cause(modules: Sequence[nn.Module], *, by_chance: bool) -> str:
         active = [f"{type(each).__name__}(p={each.p})" for each in modules if _drops(each)]
         named = f" of {', '.join(sorted(set(active)))}" if active else ""
         return (
-            f"The cause are random numbers{named}: call model.eval(), pass randomness='fixed' for the "
-            "curvature of one draw, or let f seed a generator of its own."
+            f"The cause are random numbers{named}: call model.eval(), pass randomness='fixed' for fixed random "
+            f"numbers, or seed a generator in f."
         )
     moving = sorted({type(each).__name__ for each in modules if each.training and _has_state(each)})
     if moving:
@@ -100,8 +100,8 @@ def mark_of(tensors: Sequence[Tensor]) -> Mark:
 def another_function(caller: str, index: int) -> InputError:
     """Return the error for a function whose value differs from the previous pass."""
     return InputError(
-        f"{caller}: f: expected the same value on every pass, got another one on batch {index} than before; every "
-        "product would belong to another matrix. Look for random numbers, for model.train() and model.eval(), and for "
+        f"{caller}: f: expected the same value on every pass, got another one on batch {index} than before; each "
+        "product would be of a different matrix. Look for random numbers, for model.train() and model.eval(), and for "
         "weights or hyperparameters that f reads and that have changed since; make another operator, or use A.at(x)."
     )
 
@@ -126,6 +126,6 @@ def read_and_changed(caller: str, said: str = "") -> InputError:
     """Return the error for a tensor that f read and that was changed since."""
     return InputError(
         f"{caller}: f: expected the tensors that it read when it was linearized, got one that was changed in place "
-        f"since, as by an optimizer's step or by f itself; make another operator, use A.at(x), or let f read "
-        f"clones.{said}"
+        f"since, such as by an optimizer step or by f itself; create a new operator, use A.at(x), or read clones in "
+        f"f.{said}"
     )

@@ -18,13 +18,14 @@ def require_group(caller: str, argument: str, process_group: Any) -> None:
         return
     if not dist.is_available() or not dist.is_initialized():
         raise InputError(
-            f"{caller}: {argument}: expected a group of an initialised torch.distributed, got {process_group!r}; "
+            f"{caller}: {argument}: expected a process group of an initialised torch.distributed, got "
+            f"{process_group!r}; "
             "call torch.distributed.init_process_group first, and pass torch.distributed.group.WORLD."
         )
     if dist.get_rank(process_group) < 0:
         raise InputError(
             f"{caller}: {argument}: expected a group that this process belongs to, got {process_group!r}; "
-            "make the operator on the ranks of the group only."
+            "create the operator only on ranks of the group."
         )
 
 

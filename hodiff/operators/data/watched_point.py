@@ -51,8 +51,9 @@ class Point:
             for samples, before in zip(self._samples.values(), self._before, strict=True)
         ):
             raise InputError(
-                f"{caller}: x: expected the values that the operator was made with, got tensors that were changed in "
-                "place since, as by an optimizer's step or through .data; use A.at(x), or make the operator of clones."
+                f"{caller}: x: expected the values with which the operator was created, got tensors that were changed "
+                "in place since, such as by an optimizer step or through .data; use A.at(x), or create the operator "
+                "with clones."
             )
 
 

@@ -179,9 +179,8 @@ def _roots(caller: str, matrices: Tensor) -> Tensor:
     scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0, device="cpu")
     if bool((values < -10 * torch.finfo(matrices.dtype).eps * scale).any()):
         raise InputError(
-            f"{caller}: loss: expected one that is convex in the outputs, whose Hessian has a real root, got an "
-            f"eigenvalue of {float(values.min()):.3g}; take fisher='empirical', or fisher='monte-carlo' with "
-            "likelihood=."
+            f"{caller}: loss: expected a loss that is convex in the outputs, got a Hessian with the eigenvalue "
+            f"{float(values.min()):.3g}; pass fisher='empirical', or fisher='monte-carlo' with likelihood=."
         )
     # Drop null directions: with cross-entropy, for example, a shift of all logits changes nothing.
     kept = (values > torch.finfo(values.dtype).eps * scale).flatten(0, -2).any(0)
@@ -198,8 +197,8 @@ def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs
     plain, signed = products(torch.stack([vectors, signs * vectors])).unbind(0)
     if not bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm()):
         raise InputError(
-            f"{caller}: loss: expected a mean or sum over examples that do not depend on each other, got one whose "
-            "Hessian couples examples; take GaussNewtonOperator."
+            f"{caller}: loss: expected a mean or sum over independent examples, got a loss whose Hessian couples "
+            "examples; use GaussNewtonOperator."
         )
 
 

@@ -113,14 +113,14 @@ class FactoredOperator(LinearOperator):
             inverted = block.inverse_by_factors(damping)
         else:
             raise InputError(
-                f"{type(self).__name__}.inverse: method: expected 'exact' where eigenvalues are corrected, which are "
-                "no products of those of factors, got 'heuristic'; take KFACOperator for it."
+                f"{type(self).__name__}.inverse: method: expected 'exact', because corrected eigenvalues are not "
+                "products of the factors' eigenvalues, got 'heuristic'; use KFACOperator for 'heuristic'."
             )
         # The largest reciprocal gives the range of the original eigenvalues.
         if not bool((inverted.values.abs() * _noise(1 / inverted.values) < 1).all()):
             raise InputError(
                 f"{type(self).__name__}.inverse: damping: expected more than the rounding of a singular block, got "
-                f"{damping:g}; pass inverse(damping=1e-3), or another part of its largest eigenvalue, "
+                f"{damping:g}; pass inverse(damping=1e-3), or another fraction of the largest eigenvalue, "
                 f"{float(block.eigen.values.max()):.3g}."
             )
         return inverted
@@ -170,7 +170,7 @@ class FactoredOperator(LinearOperator):
             if not bool((shifted > _noise(shifted)).all()):
                 raise InputError(
                     f"{type(self).__name__}.logdet: damping: expected more than the rounding of a singular block, got "
-                    f"{damping:g}; pass logdet(damping=...), or take det() for 0."
+                    f"{damping:g}; pass logdet(damping=...), or use det(), which is 0."
                 )
             logarithms.append(shifted.double().log().sum())
         return _exactly(self._added(logarithms))
@@ -312,8 +312,8 @@ def _damping(caller: str, options: dict[str, Any]) -> float:
     unknown = sorted(options.keys() - {"damping"})
     if unknown:
         raise InputError(
-            f"{caller}: {unknown[0]}: expected damping alone for a closed form, got {options[unknown[0]]!r}; leave it "
-            "out, or name an iterative method."
+            f"{caller}: {unknown[0]}: expected only damping for a closed form, got {options[unknown[0]]!r}; omit it, "
+            "or pass an iterative method."
         )
     damping = options.get("damping", 0.0)
     require_amount(caller, "damping", damping)

@@ -156,8 +156,8 @@ class KFACOperator(LayeredOperator):
         )
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"{caller}: model: expected an nn.Module, whose layers are hooked, got {describe(model)}; take "
-                "GaussNewtonOperator for a function, or a module that calls it."
+                f"{caller}: model: expected an nn.Module, because its layers get hooks, got {describe(model)}; for a "
+                "function, use GaussNewtonOperator, or a module that calls it."
             )
         require_callable(caller, loss=loss)
         if (data is not None) == bool(args) or len(args) > 2:
@@ -236,7 +236,7 @@ def _loss_of(loss: Callable[..., Tensor], options: KroneckerOptions) -> Loss:
     for name, value in (("samples", options.samples), ("likelihood", likelihood)):
         if value is not None and fisher != MONTE_CARLO:
             raise InputError(
-                f"{caller}: {name}: expected None with fisher={fisher!r}, which draws nothing, got {value!r}; "
+                f"{caller}: {name}: expected None with fisher={fisher!r}, which draws no samples, got {value!r}; "
                 f"pass fisher={MONTE_CARLO!r}."
             )
     if fisher == MONTE_CARLO and likelihood is None:

@@ -49,7 +49,7 @@ class KroneckerOptions:
         if self.likelihood is not None and not isinstance(self.likelihood, Likelihood):
             raise InputError(
                 f"{self.caller}: likelihood: expected a hodiff.operators.Likelihood or None, got "
-                f"{describe(self.likelihood)}; it tells how targets of a loss of your own are drawn."
+                f"{describe(self.likelihood)}; it defines how to sample targets of your own loss."
             )
         require_generator(self.caller, "generator", self.generator)
         require_choice(self.caller, "sharing", self.sharing, (EXPAND, REDUCE))

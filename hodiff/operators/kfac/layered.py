@@ -84,7 +84,7 @@ class LayeredOperator(FactoredOperator):
         if not self.domain.same(Space.of(x)):
             raise InputError(
                 f"{caller}: x: expected the structure, shapes, dtypes and devices of the first point, "
-                f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
+                f"{self.domain.size} numbers, got {Space.of(x).size}; create a new operator for other parameters."
             )
         other = copy.copy(self)
         other.relocate(leaves, self.domain)
@@ -188,18 +188,18 @@ class LayeredOperator(FactoredOperator):
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
                 raise InputError(
-                    f"{type(self).__name__}: x: expected parameters that the model uses by calls of their layers "
-                    f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
-                    f"tell; {REMEDY}."
+                    f"{type(self).__name__}: x: expected parameters that the model uses only by calls of their "
+                    f"layers, got those of {source.layer!r}, whose gradient does not match the layer's inputs and "
+                    f"outputs; {REMEDY}."
                 )
             # Squares of an example's gradients do not depend on its sign, unless other examples' outputs enter them.
             B, other = (moments.of_gradients(source, each, self.sharing) for each in (g, signed[source]))
             if not bool((B - other).norm() <= eps**0.5 * B.norm()):
                 raise InputError(
-                    f"{type(self).__name__}: model: expected rows of the outputs that do not depend on each other, got "
-                    f"a model in which what {source.layer!r} returns for one reaches the outputs of others; return the "
-                    "tokens of a sequence in a dimension of their own, (N, C, T) for cross_entropy, or take "
-                    "GaussNewtonOperator for examples that mix."
+                    f"{type(self).__name__}: model: expected independent rows of the outputs, got a model in which "
+                    f"the result of {source.layer!r} for one row affects the outputs of other rows; return the tokens "
+                    "of a sequence in a separate dimension, (N, C, T) for cross_entropy, or use GaussNewtonOperator "
+                    "if examples depend on each other."
                 )
 
 

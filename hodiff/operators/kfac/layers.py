@@ -14,7 +14,7 @@ from hodiff.operators.kfac.kfac_options import DIAGONAL, JOINED
 from hodiff.operators.kfac.sources import KINDS, MIXING, Kind, known_type
 
 WEIGHT, BIAS = "weight", "bias"
-REMEDY = "leave them out of x, or take GaussNewtonOperator, which needs no layers"
+REMEDY = "remove them from x, or use GaussNewtonOperator, which needs no layers"
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,17 @@ def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, di
         if found is None or part not in (WEIGHT, BIAS) or getattr(module, part, None) is None:
             known = ", ".join(each.__name__ for each in KINDS)
             raise InputError(
-                f"{caller}: x: expected weights and biases of layers that are known here, {known}, got {name!r}"
+                f"{caller}: x: expected weights and biases of supported layers, {known}, got {name!r}"
                 f"{f' of {type(module).__name__}' * (module is not None)}; {REMEDY}."
             )
         if name in tied:
             raise InputError(
-                f"{caller}: x: expected parameters of one layer each, got one that is both {' and '.join(tied[name])}; "
+                f"{caller}: x: expected each parameter in one layer, got one that is both {' and '.join(tied[name])}; "
                 f"{REMEDY}."
             )
         if refused := KINDS[found].refused(module):
             raise InputError(
-                f"{caller}: x: expected an embedding whose gradients are those of its output, got {name!r} with "
+                f"{caller}: x: expected an embedding without an option that changes its gradient, got {name!r} with "
                 f"{refused}; {REMEDY}."
             )
         owners.setdefault(layer, {})[part] = index
@@ -132,7 +132,7 @@ def _require_apart(caller: str, model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, MIXING) and (module.training or not module.track_running_stats):
             raise InputError(
-                f"{caller}: model: expected examples that do not depend on each other, got {name or 'a model'!r}, "
+                f"{caller}: model: expected independent examples, got {name or 'a model'!r}, "
                 f"{type(module).__name__}, with statistics of the batch; call model.eval(), with "
                 "track_running_stats=True."
             )

@@ -149,7 +149,7 @@ def inputs_of(
     *,
     chunks: bool = False,
     argument: str = "model",
-    remedy: str = f"keep examples first and places in dimensions of their own, or {REMEDY}",
+    remedy: str = f"keep examples in the first dimension and positions in separate dimensions, or {REMEDY}",
 ) -> Tensor | None:
     """Return inputs a, or None if they are 1; raise if their number of examples differs from `examples`."""
     lengths = {call.shape[0] for call in calls}

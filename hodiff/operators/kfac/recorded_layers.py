@@ -94,7 +94,7 @@ class Recorded:
         if not real or outputs.dim() == 0:
             raise InputError(
                 f"{self._caller}: model: expected one real tensor with examples along its first dimension, got "
-                f"{describe(outputs)}; return what the loss takes."
+                f"{describe(outputs)}; return the tensor that the loss needs."
             )
         if not outputs.requires_grad:
             raise function.independent()
@@ -104,7 +104,7 @@ class Recorded:
         if unused:
             raise InputError(
                 f"{self._caller}: x: expected parameters of layers that the model calls, got those of "
-                f"{', '.join(map(repr, unused))}, which it does not call, or whose weight it uses by a function; "
+                f"{', '.join(map(repr, unused))}, which it does not call, or whose weight it passes to a function; "
                 f"{REMEDY}."
             )
         self._flat = [call for calls in self.calls.values() for call in calls]
@@ -150,8 +150,8 @@ class Recorded:
             x = args[0] if args else next(iter(kwargs.values()))
             if not isinstance(output, Tensor) or not output.requires_grad:
                 raise InputError(
-                    f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without; "
-                    "call it outside of torch.no_grad() and of a checkpoint."
+                    f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
+                    "recording; call it outside of torch.no_grad() and of a checkpoint."
                 )
             self.calls[name].append(Call(x.detach(), output.shape, get_gradient_edge(output)))
 

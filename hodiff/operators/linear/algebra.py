@@ -270,7 +270,7 @@ def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
     if left.shape != right.shape or not _fit(left.domain, right.domain) or not _fit(left.codomain, right.codomain):
         raise InputError(
             f"A + B: expected operators between the same spaces, got {left} and {right}; "
-            "make both for parameters of the same structure."
+            "create both for parameters of the same structure."
         )
     terms = [term for each in (left, right) for term in (each.terms if isinstance(each, SumOperator) else (each,))]
     # The sum takes and returns pytrees if one of its terms does.
@@ -302,7 +302,7 @@ def _number(operator: LinearOperator, factor: Any, where: str) -> float | Tensor
         return factor.to(operator.dtype)
     raise InputError(
         f"{where}: c: expected a real number or a tensor of shape (), got {describe(factor)}; "
-        "for products use A @ v, for diagonal scaling DiagonalOperator(d) @ A."
+        "for products, use A @ v; for diagonal scaling, use DiagonalOperator(d) @ A."
     )
 
 
@@ -311,7 +311,7 @@ def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:
     require_operator(right, "A @ B", "B")
     if left.domain.size != right.codomain.size or not _fit(left.domain, right.codomain):
         raise InputError(
-            f"A @ B: expected B to map to the vectors that A takes, {left.domain.size} numbers, got {left} and {right}."
+            f"A @ B: expected B to map to the domain of A, {left.domain.size} numbers, got {left} and {right}."
         )
     return ProductOperator([
         factor for each in (left, right) for factor in (each.factors if isinstance(each, ProductOperator) else (each,))
@@ -322,7 +322,7 @@ def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOpe
     """Return the principal block of some leaves; see `LinearOperator.block`."""
     if not operator.domain.same(operator.codomain):
         raise InputError(
-            f"block: expected an operator that maps a space to itself, got {operator}; take the block of A.T @ A."
+            f"block: expected an operator that maps a space to itself, got {operator}; use the block of A.T @ A."
         )
     indices, labels = leaves_named(operator.domain, names)
     return RestrictedOperator(operator, indices, subspace(operator.domain, indices, labels))

@@ -35,8 +35,8 @@ def require_constants_held(caller: str, *held: Any, advice: str = _ADVICE) -> No
     """Raise if a transform differentiates or batches data, because products would hide them from it."""
     if (in_transform() or in_forward_mode()) and any(map(is_observed, _tensors(held))):
         raise InputError(
-            f"{caller}: expected data that are constants, got a tensor that a transform around it differentiates "
-            f"or batches among what it or its functions hold, whose derivative would be lost; {advice}"
+            f"{caller}: expected constants, got an operator or function with a tensor that an outer transform "
+            f"differentiates or batches, whose derivative would be lost; {advice}"
         )
 
 

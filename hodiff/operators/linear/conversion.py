@@ -53,8 +53,8 @@ def require_no_group(caller: str, process_group: Any) -> None:
     """Raise if an operator with a process group is copied or pickled."""
     if process_group is not None:
         raise InputError(
-            f"{caller}: process_group: expected none in an operator that is copied or pickled, got a group of "
-            "torch.distributed, which belongs to this process; make the operator anew."
+            f"{caller}: process_group: expected None in an operator that is copied or pickled, got a group of "
+            "torch.distributed, which belongs to this process; create a new operator."
         )
 
 

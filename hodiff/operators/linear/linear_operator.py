@@ -219,8 +219,8 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
         if self.symmetric:
             return self.multiply(block)
         raise InputError(
-            f"{self}: products of the transpose are unknown: expected an operator that is symmetric or implements "
-            "multiply_transposed; define it."
+            f"{self}: products of the transpose are not defined: expected an operator that is symmetric or implements "
+            "multiply_transposed; define that method."
         )
 
     def __matmul__(self, v: Any) -> Any:
@@ -255,8 +255,8 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
         product = self._flat_product(torch.from_numpy(np.array(v, v.dtype.newbyteorder("="))))
         if product.requires_grad or is_observed(product):
             raise InputError(
-                f"{type(self).__name__} @ v: v: expected a tensor, as the product has a derivative in the operator's "
-                "numbers, which an array would lose, got an array; pass torch.from_numpy(v)."
+                f"{type(self).__name__} @ v: v: expected a tensor, because the product is differentiable with respect "
+                "to the operator's elements, got an array; pass torch.from_numpy(v)."
             )
         return numbers_in(product)
 

@@ -80,8 +80,8 @@ class Forms:
     def converted(self, conversion: Conversion) -> Any:
         """See `to`."""
         raise InputError(
-            f"to: A: expected an operator that knows how it is converted, got {self}; convert what it is made of, and "
-            "make it anew."
+            f"to: A: expected an operator that supports conversion, got {self}; convert its parts, and create a new "
+            "operator."
         )
 
     def to_tree(self, vectors: Tensor) -> PyTree:
@@ -146,7 +146,7 @@ class Forms:
         if not hasattr(coloring, "column_colors"):
             raise InputError(
                 f"to_sparse: coloring: expected a Coloring, got {describe(coloring)}; hodiff.sparse.color(pattern) "
-                f"makes one."
+                "creates one."
             )
         if coloring.shape != self.shape:
             raise InputError(
@@ -155,8 +155,8 @@ class Forms:
             )
         if coloring.method in ("star", "acyclic") and not self.symmetric:
             raise InputError(
-                f"to_sparse: coloring: expected one that reads every entry for itself, as {self} is not known to be "
-                f"symmetric, got {coloring!r}; hodiff.sparse.color(pattern, 'columns') makes one."
+                f"to_sparse: coloring: expected a coloring for matrices that are not symmetric, because {self} is not "
+                f"known to be symmetric, got {coloring!r}; hodiff.sparse.color(pattern, 'columns') creates one."
             )
         require_choice("to_sparse", "format", format, ("csr", "coo", "scipy", "values"))
         multiply = {"columns": self.multiply, "rows": self.multiply_transposed}

@@ -26,13 +26,13 @@ def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], 
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
         raise InputError(
-            f"block: names: expected a name of parameters or several, out of {', '.join(labels)}, got {names!r}."
+            f"block: names: expected one or more names of parameters, from {', '.join(labels)}, got {names!r}."
         )
     for name in wanted:
         found = [i for i, label in enumerate(labels) if label == name or label.startswith(f"{name}.")]
         if not found:
             raise InputError(
-                f"block: names: expected names of parameters or leading parts of them, out of {', '.join(labels)}, "
+                f"block: names: expected names of parameters or prefixes of them, from {', '.join(labels)}, "
                 f"got {name!r}."
             )
         indices += [i for i in found if i not in indices]

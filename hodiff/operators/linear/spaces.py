@@ -161,8 +161,8 @@ class Space:
             if not isinstance(leaf, Tensor) or leaf.shape != shape or leaf.is_complex() != joined:
                 raise InputError(
                     f"{caller}: {name} does not match at {label or 'its only leaf'}: expected {tuple(shape)}"
-                    f"{' of complex numbers' * joined}, got {describe(leaf)}; make {name} of tensors like each leaf, "
-                    "as by torch.zeros_like."
+                    f"{' of complex numbers' * joined}, got {describe(leaf)}; create {name} with tensors like each "
+                    "leaf, such as by torch.zeros_like."
                 )
         return self.join([as_real(leaf)[None] for leaf in leaves], 1)[:, 0]
 

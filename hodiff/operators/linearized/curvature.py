@@ -76,8 +76,8 @@ class CurvatureOperator(Portable, LinearOperator):
         super().__init__(Space.of(x), symmetric=True)
         if options.process_group is not None and data is None and reduction == "mean":
             raise InputError(
-                f"{caller}: data: expected batches, as the mean over ranks weights each by its number of examples, got "
-                "none; pass data=[batch], or reduction='sum'."
+                f"{caller}: data: expected batches, because the mean over ranks is weighted by numbers of examples, "
+                "got none; pass data=[batch], or reduction='sum'."
             )
         self.args = pytree.tree_map_only(Tensor, recordable, args)
         self.batches = Batches(caller, data, reduction, options.batch_size, options.progress)
@@ -92,8 +92,8 @@ class CurvatureOperator(Portable, LinearOperator):
         self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if options.randomness == "fixed" else None
         if self._draw_seed is not None and options.compile:
             raise InputError(
-                f"{caller}: randomness: expected 'error' with compile=True, as compiled code draws numbers of its own, "
-                "got 'fixed'; leave compile=True out."
+                f"{caller}: randomness: expected 'error' with compile=True, because compiled code draws different "
+                "random numbers, got 'fixed'; omit compile=True."
             )
         dynamic = options.compile == "dynamic"
         self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if options.compile else None
@@ -171,7 +171,7 @@ class CurvatureOperator(Portable, LinearOperator):
         if not self.domain.same(Space.of(x)):
             raise InputError(
                 f"{type(self).__name__}.at: x: expected the structure, shapes, dtypes and devices of the first point, "
-                f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
+                f"{self.domain.size} numbers, got {Space.of(x).size}; create a new operator for other parameters."
             )
         other = copy.copy(self)
         other.relocate(tuple(map(as_point, leaves)), self.domain)
@@ -189,7 +189,7 @@ class CurvatureOperator(Portable, LinearOperator):
     def converted(self, conversion: Conversion) -> Any:
         """See `LinearOperator.to`."""
         if any(is_restricted(getattr(self, name)) for name in self.functions):
-            raise InputError(f"to: A: expected a whole operator, got a block, {self}; take the block of A.to(...).")
+            raise InputError(f"to: A: expected a whole operator, got a block, {self}; use the block of A.to(...).")
         other = copy.copy(self)
         other.args = conversion.tree(self.args)
         other.batches = self.batches.over(converted_data(self.batches.data, conversion))

@@ -112,8 +112,8 @@ class FisherOperator(GaussNewtonOperator):
         require_int("FisherOperator", "samples", samples, 1, optional=True, remedy="None is exact")
         if likelihood is not None and samples is None:
             raise InputError(
-                "FisherOperator: samples: expected an int with a likelihood of your own, as the expectation is known "
-                "for torch's losses only, got None; GaussNewtonOperator is the one for natural parameters."
+                "FisherOperator: samples: expected an int with your own likelihood, because the expectation is only "
+                "known for torch's losses, got None; for natural parameters, use GaussNewtonOperator."
             )
         require_generator("FisherOperator", "generator", generator)
         self.samples = samples
@@ -236,7 +236,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
         if len(lengths) != 1:
             raise InputError(
                 "EmpiricalFisherOperator: model: expected outputs with the examples along their first dimension, got "
-                f"{', '.join(describe(leaf) for leaf in leaves)}; return one row an example."
+                f"{', '.join(describe(leaf) for leaf in leaves)}; return one row for each example."
             )
         for leaf in leaves:
             require_rows("EmpiricalFisherOperator", self.loss, leaf)
@@ -286,6 +286,6 @@ def _one_output(caller: str, outputs: PyTree) -> Tensor:
     if len(leaves) != 1:
         raise InputError(
             f"{caller}: model: expected one tensor with examples along its first dimension, got "
-            f"{', '.join(describe(leaf) for leaf in leaves)}; samples=None takes any outputs."
+            f"{', '.join(describe(leaf) for leaf in leaves)}; pass samples=None for other outputs."
         )
     return leaves[0]

@@ -145,14 +145,14 @@ def likelihood_of(caller: str, loss: Any) -> Likelihood:
         wanted = [f"without {name}" if value is None else f"with {name}={value}" for name, value in options]
         raise InputError(
             f"{caller}: loss: expected {key.__name__} {' and '.join(wanted)}, which is a negative log-likelihood, got "
-            f"{key.__name__} with {', '.join(changed)}; take GaussNewtonOperator or EmpiricalFisherOperator, or for "
+            f"{key.__name__} with {', '.join(changed)}; use GaussNewtonOperator or EmpiricalFisherOperator, or for "
             "losses of logits KFACOperator or EKFACOperator with fisher='exact'."
         )
     if likelihood is None:
         known = ", ".join(f"{key.__module__}.{key.__name__}" for key in LIKELIHOODS)
         raise InputError(
-            f"{caller}: loss: expected a negative log-likelihood that is known here, one of {known}, "
-            f"got {loss!r}; pass a hodiff.operators.Likelihood and samples=, or take GaussNewtonOperator."
+            f"{caller}: loss: expected a supported negative log-likelihood, one of {known}, got {loss!r}; pass a "
+            "hodiff.operators.Likelihood and samples=, or use GaussNewtonOperator."
         )
     return likelihood
 
@@ -163,7 +163,7 @@ def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood
     if outputs.dim() == 0 or (likelihood is not None and likelihood.factors(outputs) % max(outputs.shape[0], 1)):
         raise InputError(
             f"{caller}: model: expected outputs with examples along their first dimension, got {describe(outputs)}; "
-            "return one row an example, (1, C) for a single one."
+            "return one row for each example, (1, C) for a single example."
         )
 
 
@@ -174,7 +174,7 @@ def require_normalized(caller: str, likelihood: Likelihood, outputs: Tensor) -> 
         if off.numel() and not bool(off.max() < NORMALIZED):
             raise InputError(
                 f"{caller}: model: expected log-probabilities for this loss, got outputs whose exponentials add up to "
-                f"1 plus or minus {off.max().item():.2g}; apply log_softmax, or take cross_entropy."
+                f"1 plus or minus {off.max().item():.2g}; apply log_softmax, or use cross_entropy."
             )
 
 

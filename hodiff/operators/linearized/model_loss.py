@@ -179,7 +179,7 @@ def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
         got = f"unknown {', '.join(unknown[:5])}" if unknown else type(x).__name__
         raise InputError(
             f"{caller}: x: expected a dict with names of the module's parameters, got {got}; "
-            "pass dict(module.named_parameters()), or some of it."
+            "pass dict(module.named_parameters()), or a part of it."
         )
 
 
@@ -210,7 +210,8 @@ def require_declared_reduction(caller: str, loss: Any, reduction: str) -> None:
     declared = declared_reduction(loss)
     if declared in REDUCTIONS and reduction in REDUCTIONS and declared != reduction:
         raise InputError(
-            f"{caller}: reduction: expected {declared!r}, which is what the loss does over a batch, got {reduction!r}; "
+            f"{caller}: reduction: expected {declared!r}, which is the reduction of the loss over a batch, got "
+            f"{reduction!r}; "
             f"pass reduction={declared!r}, or another loss."
         )
 

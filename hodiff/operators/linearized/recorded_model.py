@@ -51,7 +51,7 @@ class RecordedModel:
             if not isinstance(leaf, Tensor) or stands_for_tensor(leaf) or not leaf.is_floating_point():
                 raise InputError(
                     f"{function.caller}: the model must return real floating-point tensors, got {describe(leaf)}; "
-                    "return only what is to be differentiated."
+                    "return only outputs to differentiate."
                 )
         if not any(leaf.requires_grad for leaf in leaves):
             raise function.independent()

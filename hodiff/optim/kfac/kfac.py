@@ -127,7 +127,7 @@ class KFAC(KroneckerFactoredOptimizer):
         if not regular or not bool(inverse.isfinite().all()):
             raise InputError(
                 f"{self.caller}: step: expected finite factors that are positive definite when damped, got one that is "
-                "not; take a larger damping, or look for the step where the loss is no number any more."
+                "not; increase damping, or find the step at which the loss becomes NaN or infinite."
             )
         return inverse
 
@@ -170,8 +170,8 @@ class EKFAC(KFAC):
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
         if not bool(state["A"].isfinite().all() & state["B"].isfinite().all()):
             raise InputError(
-                f"{self.caller}: step: expected finite factors, got NaN or infinity; look for the step where the loss "
-                "is no number any more."
+                f"{self.caller}: step: expected finite factors, got NaN or infinity; find the step at which the loss "
+                "becomes NaN or infinite."
             )
         eigen = KroneckerBlock(layout, state["A"], state["B"]).eigen
         state["left"], state["right"], state["values"] = eigen.left, eigen.right, eigen.values
@@ -185,7 +185,7 @@ class EKFAC(KFAC):
         damped = state["values"] + group["damping"]
         if not bool((damped > 0).all()):
             raise InputError(
-                f"{self.caller}: damping: expected more than 0 where the curvature is singular, got "
+                f"{self.caller}: damping: expected more than 0 because the curvature is singular, got "
                 f"{group['damping']!r}."
             )
         left, right = state["left"], state["right"]

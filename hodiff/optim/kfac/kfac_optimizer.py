@@ -36,7 +36,7 @@ def find_any(caller: str, loss: Tensor) -> FoundLoss:
     """Find the loss of any family in a graph."""
     found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
     if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
-        raise _unknown(caller, "that of a single example without a dimension for examples")
+        raise _unknown(caller, "that of a single example without an example dimension")
     return found
 
 

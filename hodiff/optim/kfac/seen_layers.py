@@ -30,8 +30,8 @@ from hodiff.torch_internals.wording import EAGER_STANCE
 REMEDY = "give it to another optimizer"
 _THEM = "give them to another optimizer"
 _PLACES = (
-    "keep the places of an example in dimensions of their own also in the loss, as "
-    "cross_entropy(outputs.transpose(1, 2), labels) does, or take fisher='monte-carlo'"
+    "keep the positions of an example in separate dimensions also in the loss, as in "
+    "cross_entropy(outputs.transpose(1, 2), labels), or pass fisher='monte-carlo'"
 )
 
 
@@ -89,9 +89,9 @@ class SeenLayers:
         if strange:
             known = ", ".join(each.__name__ for each in KINDS)
             raise InputError(
-                f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
-                f"of {known}, got {len(strange)} parameters of none: {', '.join(map(describe, strange))}; {_THEM}, "
-                f"and make graphs of code under torch.compile within `{EAGER_STANCE}`."
+                f"{self._caller}: params: expected weights and biases of layers that the loss uses by calls of "
+                f"{known}, got {len(strange)} other parameters: {', '.join(map(describe, strange))}; {_THEM}, "
+                f"and run code under torch.compile within `{EAGER_STANCE}`."
             )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
@@ -156,9 +156,9 @@ class SeenLayers:
             expected = source.layout.gather(leaves, 1)
             if not tell_the_gradient(source, a, g, expected, self._eps):
                 raise InputError(
-                    f"{self._caller}: params: expected parameters that the loss hangs on by calls of their layers "
-                    f"alone, got those of {source.layer}, whose gradient is another one than its inputs and outputs "
-                    f"tell; {REMEDY}."
+                    f"{self._caller}: params: expected parameters that the loss uses only by calls of their layers, "
+                    f"got those of {source.layer}, whose gradient does not match the layer's inputs and outputs; "
+                    f"{REMEDY}."
                 )
 
     def _add(self, module: nn.Module, calls: list[Call], held: dict[str, int]) -> None:
@@ -168,7 +168,7 @@ class SeenLayers:
         others = {self._owned[number] for number in held.values() if number in self._owned}
         if refused or others:
             got = f"{name} with {refused}" if refused else f"a parameter of two layers, {others.pop()} and {name}"
-            raise InputError(f"{self._caller}: params: expected layers apart from each other, got {got}; {REMEDY}.")
+            raise InputError(f"{self._caller}: params: expected layers without shared parameters, got {got}; {REMEDY}.")
         self._owned |= dict.fromkeys(held.values(), name)
         self.calls[module] = calls
         self.sources.append((source_of(name, module, known, held, DIAGONAL), module))

@@ -57,7 +57,7 @@ def _require_finite(caller: str, moment: Tensor) -> None:
     if not bool(moment.isfinite().all()):
         raise InputError(
             f"{caller}: step: expected gradients whose squares are finite, got NaN or infinity in the sum of them; "
-            "look for the step where the loss is no number any more, or scale it down."
+            "find the step at which the loss becomes NaN or infinite, or scale the loss down."
         )
 
 

@@ -91,7 +91,7 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         return [self.model(returned, layer) for layer in layers if layer]
 
     def _layers(self) -> list[list[Tensor]]:
-        """Group parameters by their names without the last part."""
+        """Group trainable parameters by module: by names without the last part; each unnamed parameter is a group."""
         layers: dict[Any, list[Tensor]] = {}
         for group in self.param_groups:
             names = group.get("param_names") or [None] * len(group["params"])

@@ -57,8 +57,9 @@ class SolverOptimizer(StochasticOptimizer):
         for name, value in param_group.items():
             if name not in self._own and name in first and first[name] != value:
                 raise InputError(
-                    f"{self.caller}: {name}: expected {first[name]!r}, as in the first group, got {value!r}: one "
-                    "system of equations has one setting; make two optimizers, or differ in lr only."
+                    f"{self.caller}: {name}: expected {first[name]!r}, as in the first group, got {value!r}. All "
+                    "groups share one system of equations; create two optimizers, or use groups that differ only in "
+                    "lr."
                 )
         super().add_param_group(param_group)
 
@@ -72,8 +73,8 @@ class SolverOptimizer(StochasticOptimizer):
                 returned = closure()
         if any(parameter.grad is not None for parameter in parameters):
             raise InputError(
-                f"{self.caller}: closure: expected one that does not call backward, which frees the graph that the "
-                "curvature is taken from, got one that does; leave backward out, step sets the gradients."
+                f"{self.caller}: closure: expected a closure that does not call backward, which frees the graph that "
+                "the curvature needs, got one that does; remove backward, step sets the gradients."
             )
         return returned
 

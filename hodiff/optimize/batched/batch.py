@@ -68,7 +68,7 @@ def _of_each(caller: str, in_dims: InDims, number: int) -> tuple[int | None, ...
     dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * number
     if len(dims) != number or not all(dim is None or is_int(dim) for dim in dims):
         raise InputError(
-            f"{caller}: in_dims: expected an int or None, or a tuple of them for the {number} arguments behind x0, got "
+            f"{caller}: in_dims: expected an int or None, or a tuple of them for the {number} arguments after x0, got "
             f"{in_dims!r}."
         )
     return dims
@@ -101,7 +101,7 @@ class Batch:
         if any(not leaf.dim() or len(leaf) != len(leaves[0]) for leaf in leaves):
             shapes = ", ".join(map(describe, leaves))
             raise InputError(
-                f"{caller}: x0: expected leaves whose first dimension is that of the problems, got {shapes}; with "
+                f"{caller}: x0: expected leaves with the problems along their first dimension, got {shapes}; with "
                 "batched=True, stack the starts, torch.stack([...])."
             )
         self.count = len(leaves[0])
@@ -192,7 +192,7 @@ def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> 
     if bool((crossed := ~(lower <= upper)).any()):
         problem, i = map(int, crossed.nonzero()[0])
         raise InputError(
-            f"{caller}: bounds: expected lower bounds that are at most the upper ones, got {lower[problem, i]:g} and "
+            f"{caller}: bounds: expected lower bounds that are at most the upper bounds, got {lower[problem, i]:g} and "
             f"{upper[problem, i]:g} for element {i} of problem {problem}, in pytree order."
         )
     return Box(lower.contiguous(), upper.contiguous())

@@ -104,7 +104,7 @@ def _draw_flow(pick: str, f: str, x: str) -> Any:
     try:
         point = torch.tensor([float(each) for each in x.split(",")])
     except ValueError:
-        raise InputError(f"x: expected numbers with commas between, got {x!r}.") from None
+        raise InputError(f"x: expected numbers separated by commas, got {x!r}.") from None
     return gradient_flow(typed_map("f", f), point).draw().figure
 
 

@@ -78,7 +78,7 @@ def _orders(order: Any) -> tuple[str, ...]:
         return _USUAL
     names = order if isinstance(order, (tuple, list)) else (order,)
     if not names:
-        raise InputError("color: order: expected one order at least, got none; leave it out for the usual ones.")
+        raise InputError("color: order: expected at least one order, got none; omit order for the default.")
     for name in names:
         require_choice("color", "order", name, ORDERS)
     return tuple(names)

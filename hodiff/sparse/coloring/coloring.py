@@ -260,7 +260,7 @@ class Coloring:
         if side is None:
             raise InputError(
                 f'{caller}: expected one side, got "bidirectional", which has two; '
-                f'take column_colors and row_colors, or say side="columns" or side="rows".'
+                f'use column_colors and row_colors, or pass side="columns" or side="rows".'
             )
         require_choice(caller, "side", side, self.sides)
         return side
@@ -278,7 +278,7 @@ class Coloring:
             expected = (heights[side], self.count(side))
             if each.shape != expected:
                 raise InputError(
-                    f"Coloring.decompress: products: expected {expected} for the {side} that were added up, got "
+                    f"Coloring.decompress: products: expected {expected} for the sums of {side}, got "
                     f"{each.shape}; multiply with seeds(side={side!r})."
                 )
         return blocks
@@ -315,7 +315,7 @@ def _restored(found: Mapping[str, Array]) -> Coloring:
         and all(int(given[side].min(initial=0)) >= -1 for side in coloring.sides)
     )
     if not sound:
-        raise ValueError("its arrays do not go together")
+        raise ValueError("its arrays do not match")
     return coloring
 
 

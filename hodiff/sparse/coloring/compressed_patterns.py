@@ -123,7 +123,7 @@ def _of_tensor(caller: str, given: torch.Tensor) -> Any:
     if given.dense_dim():
         raise InputError(
             f"{caller}: pattern: expected a sparse tensor whose entries are numbers, got {describe(given)} with "
-            f"{given.dense_dim()} dense dimensions; hand over one of its matrices."
+            f"{given.dense_dim()} dense dimensions; pass one of its matrices."
         )
     rows, columns = given.cpu().to_sparse_coo().coalesce().indices().numpy()
     return _of_coordinates(rows, columns, tuple(given.shape))
@@ -139,7 +139,7 @@ def _of_coordinates(rows: Array, columns: Array, shape: tuple[int, ...]) -> Any:
 def _require_boolean(caller: str, is_boolean: bool, got: str) -> None:
     if not is_boolean:
         raise InputError(
-            f"{caller}: pattern: expected booleans in a dense matrix, got {got}; `pattern != 0` makes them."
+            f"{caller}: pattern: expected booleans in a dense matrix, got {got}; `pattern != 0` converts it."
         )
 
 
@@ -164,8 +164,8 @@ def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
 def _require_one(values: Tensor) -> None:
     if is_batched_by_any(values):
         raise InputError(
-            "sparse: format: expected 'values' under torch.func.vmap, which knows no batches of sparse matrices, got "
-            "another; make the matrices afterwards, by coloring.matrix(values)."
+            "sparse: format: expected 'values' under torch.func.vmap, which does not support batches of sparse "
+            "matrices, got another format; create the matrices afterwards, by coloring.matrix(values)."
         )
 
 
@@ -192,8 +192,8 @@ def _coo(pattern: Pattern, values: Tensor) -> Tensor:
 def _scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_array:
     if values.requires_grad or is_observed(values):
         raise InputError(
-            "sparse: format: expected one of torch's, as the entries have derivatives of their own, which SciPy's "
-            "matrices would lose, got 'scipy'; write format='csr', or call it under torch.no_grad()."
+            "sparse: format: expected a format of torch, because the entries are differentiable and SciPy's matrices "
+            "are not, got 'scipy'; pass format='csr', or call the function under torch.no_grad()."
         )
     # SciPy does not support 16-bit floats.
     numbers = numbers_in(values.float() if values.dtype.itemsize < 4 else values)

@@ -50,9 +50,9 @@ class Escapes(TorchFunctionMode):
             line = line_now()
             name = f"torch.{func.__name__} of numbers" if func in _READERS else f"Tensor.{func.__name__}"
             raise InputError(
-                f"{self._mode.caller}: f: expected torch's operators on what depends on x, got {name}"
-                f"{f' ({line})' if line else ''}, after which nothing can be followed; write that part with torch, or "
-                f"pass pattern= by hand."
+                f"{self._mode.caller}: f: expected torch's operators on tensors that depend on x, got {name}"
+                f"{f' ({line})' if line else ''}, where dependencies cannot be tracked; write that part with torch, "
+                "or pass pattern=."
             )
         return func(*args, **kwargs or {})
 
@@ -170,8 +170,8 @@ def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
     """Copy a leaf for autograd to record: Functions that are not recorded run without their derivatives."""
     if in_transform():
         raise InputError(
-            f"{function.caller}: x: expected a tensor outside of torch.func transforms, got {describe(leaf)} inside of "
-            "one, where operators cannot be followed; find the pattern before, at a tensor of the same shape."
+            f"{function.caller}: x: expected a tensor outside of torch.func transforms, got {describe(leaf)} inside "
+            "of one, where operators cannot be tracked; detect the pattern before, at a tensor of the same shape."
         )
     require_fixed_sizes(function.caller, [leaf])
     return leaf.detach().clone().requires_grad_()
@@ -182,8 +182,8 @@ def require_fixed_sizes(caller: str, leaves: Sequence[Tensor]) -> None:
     for leaf in leaves:
         if any(map(is_open, leaf.shape)):
             raise InputError(
-                f"{caller}: x: expected a tensor of fixed sizes, got {describe(leaf)} in a trace that leaves sizes "
-                f"open, where no pattern can be colored; trace it with fixed sizes."
+                f"{caller}: x: expected a tensor of fixed sizes, got {describe(leaf)} in a trace with dynamic sizes, "
+                "where no pattern can be colored; trace the function with fixed sizes."
             )
 
 
@@ -215,8 +215,8 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
     if mode.unknown:
         found = ", ".join(f"{name} ({line})" if line else name for name, line in mode.unknown.items())
         warnings.warn(
-            f"{function.caller}: no rule says what results depend on for {found}: taken to be everything that the "
-            f"arguments depend on, so that the pattern is right and may be too large.",
+            f"{function.caller}: no rule for the dependencies of {found}: the pattern assumes that all results depend "
+            "on all inputs of the arguments. It is right, but may be too large.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )

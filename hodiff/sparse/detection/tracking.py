@@ -75,9 +75,9 @@ class Tracking(EagerDispatchMode):
             return
         if any(x.is_nested for x in (*given, *new)):
             raise InputError(
-                f"{self.caller}: f: expected torch's operators on ordinary tensors of what depends on x, got {name} of "
-                f"a nested tensor{_at_line()}, of which no pattern is known; compute with a list of tensors, or with a "
-                f"padded tensor and a mask, in its place. hodiff.hvp gives products."
+                f"{self.caller}: f: expected torch's operators on dense tensors that depend on x, got {name} of "
+                f"a nested tensor{_at_line()}, which has no pattern; use a list of tensors, or a padded tensor and a "
+                "mask. For products, use hodiff.hvp."
             )
         call = Call(func, name, arguments, new, self.memory, self.at_point, bool(changed))
         try:
@@ -135,9 +135,9 @@ class Tracking(EagerDispatchMode):
     def _refusal(self, name: str) -> InputError:
         what = _READING.get(name, name)
         if self.caller.endswith("_pattern"):
-            remedy = "at_point=True gives the pattern at this x alone"
+            remedy = "at_point=True returns the pattern at this x only"
         else:
-            remedy = "hodiff.sparse.hessian_pattern and jacobian_pattern give that of this x alone, by at_point=True"
+            remedy = "hodiff.sparse.hessian_pattern and jacobian_pattern return it at this x only, with at_point=True"
         return InputError(
             f"{self.caller}: f: expected a course that does not depend on the values of x, got {what} of a tensor "
             f"that does{_at_line()}: at another x other operators may run. "

@@ -38,11 +38,11 @@ class Colorings:
         if coloring is not None and not isinstance(coloring, Coloring):
             raise InputError(
                 f"{caller}: coloring: expected a Coloring, got {describe(coloring)}; hodiff.sparse.color(pattern) "
-                f"makes one."
+                "creates one."
             )
         if coloring is not None and pattern is not None:
             raise InputError(
-                f"{caller}: pattern: expected None beside a coloring, which has its own, got both; leave one out."
+                f"{caller}: pattern: expected None with a coloring, which has its own pattern, got both; omit one."
             )
         if coloring is not None and coloring.method not in suits:
             raise InputError(
@@ -77,7 +77,7 @@ class Colorings:
             kind = "jacobian" if "jacobian" in self._caller else "hessian"
             raise InputError(
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
-                f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.{kind}_pattern(f, x))."
+                f"detected, got None; create it outside: hodiff.sparse.color(hodiff.sparse.{kind}_pattern(f, x))."
             )
         key = (_shapes(args), shape)
         known = self._found.get(key)

@@ -138,8 +138,8 @@ class Jacobian:
         leaves = function.leaves
         if self.recorded:
             raise RouteError(
-                f"{function.caller}: torch does not implement this derivative: f has parts that transforms of "
-                f"torch.func do not take; cotangents are pulled through them by method='rows'."
+                f"{function.caller}: torch does not implement this derivative: f has parts that torch.func transforms "
+                "do not support; use method='rows', which pulls cotangents back without them."
             )
 
         def along(*tangents: Tensor) -> list[Tensor]:
@@ -199,8 +199,8 @@ def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise InputError(
-                f"{caller}: f: expected a tensor or a pytree of tensors for a result, got {describe(leaf)}; leave it "
-                f"out, or make it torch.tensor(...)."
+                f"{caller}: f: expected a tensor or a pytree of tensors as a result, got {describe(leaf)}; remove it, "
+                "or convert it by torch.tensor(...)."
             )
     return leaves
 

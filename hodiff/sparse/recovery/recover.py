@@ -110,15 +110,15 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
     if len(off.coarse) and coloring.method == "acyclic":
         doubt = "" if argument == "f" else ", or the pattern lacks entries there"
         warnings.warn(
-            f"{caller}: method: substitution lost digits of entries in {coarse}, as where much larger entries are "
-            f"near{doubt}; method='star' keeps them.",
+            f"{caller}: method: substitution lost digits of entries in {coarse}, such as next to much larger "
+            f"entries{doubt}; method='star' keeps them.",
             HodiffWarning,
             stacklevel=2,
         )
     if len(off.unseen):
         warnings.warn(
             f"{caller}: {argument}: products are not finite in {_named(coloring, off.unseen)}, where the matrix is: "
-            f"entries there may be missing, or f hides numbers that are not finite behind zeros, as torch.where does.",
+            "the pattern may miss entries there, or f masks numbers that are not finite, such as by torch.where.",
             HodiffWarning,
             stacklevel=2,
         )
@@ -126,8 +126,8 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
         return
     if argument == "f" and off.is_small:  # every operator was followed
         warnings.warn(
-            f"{caller}: f: its derivative loses digits, as products with random vectors show: small entries in "
-            f"{missing}, may be wrong; compute in a higher precision, or without differences of large numbers.",
+            f"{caller}: f: its derivative loses digits, according to products with random vectors: small entries in "
+            f"{missing}, may be wrong; use a higher precision, or avoid differences of large numbers.",
             HodiffWarning,
             stacklevel=2,
         )
@@ -140,10 +140,10 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
         )
     else:
         what = f"a pattern with all entries of the derivative, got one without some in {missing}"
-        remedy = "Let the pattern be found, by hessian_pattern or jacobian_pattern"
+        remedy = "Detect the pattern by hessian_pattern or jacobian_pattern"
     if caller.startswith("sparse."):  # minimisers and solvers have no such option
-        remedy += "; check=False leaves the comparison out"
-    raise InputError(f"{caller}: {argument}: expected {what}, as products with random vectors show. {remedy}.")
+        remedy += "; check=False skips the comparison"
+    raise InputError(f"{caller}: {argument}: expected {what}, according to products with random vectors. {remedy}.")
 
 
 def _named(coloring: Coloring, numbers: Tensor) -> str:

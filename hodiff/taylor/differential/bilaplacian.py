@@ -72,7 +72,7 @@ def _vertices(n: int) -> Tensor:
 
 _REFUSED = {
     "rademacher": "the mean of fourth derivatives along signs takes fourth derivatives along a coordinate for a third.",
-    "coordinates": "fourth derivatives along single coordinates leave out those by two of them.",
+    "coordinates": "fourth derivatives along single coordinates omit mixed derivatives.",
 }
 
 

@@ -219,8 +219,8 @@ def _require_apart(operand: Operand) -> None:
             continue
         if part[0].shape[:1] != (count,):
             raise InputError(
-                f"{operand.caller}: f: expected an entry for each of {count} points along dimension 0 with "
-                f"batched=True, got {describe(tensor_of(part[0]))}; keep that dimension, or leave out batched."
+                f"{operand.caller}: f: expected one row for each of {count} points along dimension 0 with "
+                f"batched=True, got {describe(tensor_of(part[0]))}; keep that dimension, or omit batched."
             )
         slopes = tensor_of(part[1]).detach().nan_to_num().abs()
         if not slopes.numel():
@@ -228,9 +228,9 @@ def _require_apart(operand: Operand) -> None:
         size = slopes.reshape(count, -1).amax(1)
         if any_holds(size[~moved] > torch.finfo(size.dtype).eps ** 0.5 * size.amax()):
             raise InputError(
-                f"{operand.caller}: f: expected outputs that depend on their own point alone with batched=True, "
-                "got some that depend on other points, as by batch norm in training mode or means over the batch; "
-                "call eval() on the model, or leave out batched and take the derivatives of the sum."
+                f"{operand.caller}: f: expected outputs that depend only on their own point with batched=True, got "
+                "some that depend on other points, such as with batch norm in training mode or means over the batch; "
+                "call eval() on the model, or omit batched and differentiate the sum."
             )
     note_compared(due)
 

@@ -67,8 +67,8 @@ def derivative_tensor(
         operand = bound("derivative_tensor", f, args, kwargs, argnums, correct=correct)
         if len(operand.leaves) != 1:
             raise InputError(
-                f"derivative_tensor: argument {argnums}: expected one tensor, got a tree of {len(operand.leaves)}; put "
-                "them together by torch.cat, and take them apart inside f."
+                f"derivative_tensor: argument {argnums}: expected one tensor, got a pytree of {len(operand.leaves)}; "
+                "concatenate them by torch.cat, and split them inside f."
             )
         shape, size = operand.shapes[0], operand.size
         plan = _plan(size, order)

@@ -192,7 +192,7 @@ def _times(t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
     """Validate the times; return them in the state's dtype, and their signed distances from the first time."""
     if not isinstance(t, (Tensor, Jet)) or t.ndim != 1 or not len(t) or tensor_of(t).is_complex():
         got = describe(t) if isinstance(t, Tensor) else type(t).__name__
-        raise InputError(f"{_CALLER}: t: expected a tensor of times (T,), the first that of y0, got {got}.")
+        raise InputError(f"{_CALLER}: t: expected a tensor of times (T,), beginning with the time of y0, got {got}.")
     times = time_like(t, leaves)
     norm([times])  # refuses batches
     numbers = tensor_of(times).detach().double()
@@ -204,6 +204,6 @@ def _times(t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
         raise InputError(
             f"{_CALLER}: t: expected finite times that increase, or decrease, strictly, got "
             f"{float(numbers[at]):g} and {float(numbers[min(at + 1, len(numbers) - 1)]):g} at {at} and {at + 1}; "
-            "sort them, and drop what comes twice."
+            "sort the times, and remove duplicates."
         )
     return times, places

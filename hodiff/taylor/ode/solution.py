@@ -73,7 +73,9 @@ class OdeSolution:
             InputError: If a time is outside, or the series were not kept.
         """
         if not self._steps or not self._steps[0].columns:
-            raise InputError("OdeSolution: expected a solution with steps, of odeint_taylor(..., full_output=True).")
+            raise InputError(
+                "OdeSolution: expected a solution with its steps; call odeint_taylor(..., full_output=True)."
+            )
         time = time_like(t, [column[0] for column in self._steps[0].columns])
         first = tensor_of(self.t[0])
         last = self._steps[-1].start + self._steps[-1].size
@@ -84,7 +86,7 @@ class OdeSolution:
             start = float(first)
             raise InputError(
                 f"OdeSolution: t: expected times between {start + low:g} and {start + high:g}, "
-                f"got {describe(tensor_of(time))} with others; integrate to where you need them."
+                f"got {describe(tensor_of(time))} with times outside; integrate over a longer interval."
             )
         found = at_places(self._steps, time.reshape(-1) - self.t[0], places)
         shape = tuple(time.shape)

@@ -51,8 +51,9 @@ def norm(leaves: Sequence[Any]) -> float:
             continue
         if is_batched_by_any(tensor):
             raise InputError(
-                "odeint_taylor: y0, t or what f closes over: expected no torch.func.vmap around them, which hides the "
-                "numbers that step sizes depend on; make the batch a dimension of y0, whose parts then share steps."
+                "odeint_taylor: y0, t or what f closes over: expected no torch.func.vmap around the call, because "
+                "step sizes depend on the values, which vmap hides; make the batch a dimension of y0, so that all "
+                "elements share steps."
             )
         found = float(tensor.detach().abs().amax())
         largest = max(largest, found if math.isfinite(found) else math.inf)

@@ -155,8 +155,8 @@ def zeta_rule(frame: Frame, func: Any, x: Any, q: Any, *, out: None = None) -> A
     r"""Coefficient m with respect to q is $(-1)^m \binom{x + m - 1}{m} \zeta(x + m, q)$; x must be constant."""
     if moves(frame, x):
         raise RouteError(
-            "jet: special.zeta: x: expected a constant, got a value that moves, by which no derivative is known; "
-            "detach it, or take hodiff.taylor.register for a rule."
+            "jet: special.zeta: x: expected a constant, got a jet, and the derivative with respect to it is not "
+            "known; detach it, or register a rule by hodiff.taylor.register."
         )
     if isinstance(x, torch.Tensor):
         q = torch.broadcast_to(q, torch.broadcast_shapes(x.shape, q.shape))

@@ -72,7 +72,7 @@ def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise an error, because the result would lose the derivatives of a jet."""
     name = getattr(func, "__name__", func)
     raise InputError(
-        f"jet: {_NAMES.get(name, name)} would lose the derivatives of a value that moves: expected torch's "
+        f"jet: {_NAMES.get(name, name)} would lose the derivatives of a jet: expected torch's "
         "functions, or x.detach() for a constant."
     )
 

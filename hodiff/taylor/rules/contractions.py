@@ -96,8 +96,8 @@ def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     if func is torch.Tensor.matmul and torch.compiler.is_compiling() and not moves(frame, a):
         # Dynamo passes x @ W, for a jet x, as if it were W @ x.
         raise InputError(
-            "jet: @ between a constant tensor and a value that moves cannot be told from its reverse in torch.compile: "
-            "write torch.matmul(a, b)."
+            "jet: @ of a constant tensor and a jet: torch.compile does not show the order of the operands; write "
+            "torch.matmul(a, b)."
         )
     if moves(frame, a) and not moves(frame, b) and is_plain_tensor(b) and b.ndim == 2:
         return rows_together(frame, a, b, lambda rows: rows @ b, lambda value: value @ b)

@@ -58,7 +58,7 @@ def grad(
     frame.recall_nothing()
     if is_grads_batched:
         raise InputError(
-            "jet: is_grads_batched=True is not known for values that move: take one gradient after another."
+            "jet: is_grads_batched=True is not supported in Taylor mode: compute one gradient after another."
         )
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
@@ -95,15 +95,16 @@ def grad(
         if not moves(frame, x):
             if frame.directions is not None and any(each is not None for each in moving_pairs):
                 raise InputError(
-                    "jet: torch.autograd.grad: expected a gradient by a value that moves, as a Laplacian has several "
-                    "directions, got one by a constant; take torch.func.grad inside of f, or hodiff.hessian."
+                    "jet: torch.autograd.grad: expected a gradient with respect to a jet, since a Laplacian has "
+                    "several directions, got one with respect to a constant; use torch.func.grad inside of f, or "
+                    "hodiff.hessian."
                 )
             parts = [one(k, x) for k in range(order + 1)]
         else:
             if not all(map(_requires_grad, x.coefficients)):
                 raise InputError(
-                    "jet: torch.autograd.grad: a coefficient of an input requires no gradient: call x.requires_grad_() "
-                    "on the value that moves before it is used, or torch.func.grad."
+                    "jet: torch.autograd.grad: a coefficient of an input requires no gradient: call "
+                    "x.requires_grad_() on the jet before it is used, or use torch.func.grad."
                 )
             # Directions that are not summed have separate last coefficients.
             parts = [one(order, x.coefficients[order - m]) for m in range(order + 1)]
@@ -127,7 +128,7 @@ def grad(
 def leaves_something(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise an error for a function that changes tensors or gradients as a side effect."""
     raise InputError(
-        f"jet: {getattr(func, '__name__', func)} is not known for a value that moves: expected gradients inside by "
+        f"jet: {getattr(func, '__name__', func)} is not supported for a jet: expected inner gradients by "
         "torch.autograd.grad(..., create_graph=True) or torch.func.grad."
     )
 

@@ -23,7 +23,9 @@ def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_
     """Elements at strided positions in the value's memory, which must be contiguous."""
     value = x.value
     if not value.is_contiguous() or value.storage_offset():
-        raise InputError("jet: as_strided is known for contiguous tensors alone: call x.contiguous().clone() before.")
+        raise InputError(
+            "jet: as_strided is supported only for contiguous tensors: call x.contiguous().clone() before."
+        )
     places = torch.arange(value.numel(), device=value.device).as_strided(size, stride, storage_offset or 0)
     return torch.take(x, places)
 
@@ -46,7 +48,7 @@ def linear_rule(operator: Operator) -> Rule:
 
     def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in args) and getattr(func, "__name__", "") == "view":
-            raise InputError("jet: view(dtype) reads the bits of a value that moves: expected x.to(dtype).")
+            raise InputError("jet: view(dtype) reads the bits of a jet: expected x.to(dtype).")
         if frame.directions is not None and func in _OF_NUMBERS:
             jet = jets_of(frame, (args, kwargs))[0]
             if not jet.value.ndim:

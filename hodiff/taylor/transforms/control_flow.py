@@ -35,8 +35,8 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         goes_on = cond_fn(*carried)
         if _varies(goes_on):
             raise InputError(
-                "jet: while_loop: cond_fn: expected one answer that is known when f is called, got one for each row of "
-                "torch.func.vmap, or for each run of what torch.compile makes: run a fixed number of steps and freeze "
+                "jet: while_loop: cond_fn: expected one answer that is known when f is called, got one for each row "
+                "of torch.func.vmap, or for each run of compiled code: run a fixed number of steps and freeze "
                 "finished rows with torch.where."
             )
         if not goes_on:

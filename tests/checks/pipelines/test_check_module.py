@@ -535,7 +535,7 @@ def test_function_rejects_options_of_modules(options):
 
 
 def test_loss_with_reference_is_rejected():
-    with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
+    with pytest.raises(InputError, match="check: reference: expected None with a loss"):
         check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
 
 
@@ -566,7 +566,7 @@ def test_unknown_output_type_asks_for_a_loss():
     class Output:
         logits = X
 
-    with pytest.raises(InputError, match="take them by a loss"):
+    with pytest.raises(InputError, match="pass a loss that returns a tensor"):
         check(Gives(Output()), X)
 
 
@@ -623,7 +623,7 @@ class Unsteady:
 
 
 NOTED = {
-    "Hooked": "hooks on gradients of parameters are not run: those of weight",
+    "Hooked": "hooks on gradients of parameters do not run: hooks of weight",
     "Holds": "requires a gradient and is no parameter, so a constant here: others",
     "Asks": "computes something else under torch.no_grad()",
     "Draws": "here every call began in the same state",
@@ -856,7 +856,7 @@ def test_remedy_does_not_repeat_the_options_given():
     advised = check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
     assert "wrt=" in advised
     taken = check(Detaching(3, 3), torch.ones(2, 3), wrt="parameters").findings[0].remedy
-    assert taken == "Remove it. If it is meant, check the module around it without it."
+    assert taken == "Remove it. If it is intended, check the module around it without it."
 
 
 class Otherwise(nn.Linear):

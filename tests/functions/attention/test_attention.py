@@ -269,7 +269,7 @@ EIGHT = Q.to(torch.float8_e4m3fn)
         ((Q, Q, Q), {"dropout_p": 0.1, "generator": 3}, "generator: expected a torch.Generator or None, got 3"),
         ((Q, Q, Q), {"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, got 1.5"),
         ((Q, Q, Q), {"softcap": float("inf")}, "softcap: expected a positive finite number or None, got inf"),
-        ((Q, Q, Q), {"window": (1, -1)}, "window: expected None or two counts of keys"),
+        ((Q, Q, Q), {"window": (1, -1)}, "window: expected None or two numbers of keys"),
         (
             (Q, Q, Q),
             {"causal_corner": "left"},

@@ -357,22 +357,34 @@ MASK = mask_of(causal)
         ((Q, Q[:, :1], Q[:, :1]), {}, "with enable_gqa=True a number that divides it"),
         ((Q.expand(3, 2, 5, 2), Q.expand(2, 2, 5, 2), Q.expand(2, 2, 5, 2)), {}, "expected batches that broadcast"),
         ((Q, Q, Q, 3), {}, "score_mod: expected a callable"),
-        ((Q, Q, Q, lambda x, b, h, i, j: 1.0), {}, "score_mod: expected it to return a floating-point tensor of one"),
-        ((Q, Q, Q, lambda x, b, h, i, j: i), {}, "score_mod: expected it to return a floating-point tensor of one"),
+        (
+            (Q, Q, Q, lambda x, b, h, i, j: 1.0),
+            {},
+            "score_mod: expected a function that returns a floating-point tensor with one",
+        ),
+        (
+            (Q, Q, Q, lambda x, b, h, i, j: i),
+            {},
+            "score_mod: expected a function that returns a floating-point tensor with one",
+        ),
         ((Q, Q, Q, lambda x, b, h, i, j: x.expand(2)), {}, "got torch.float32 of shape (2,)"),
         (
             (Q, Q, Q, None, lambda b, h, i, j: True),
             {},
-            "mask_mod: expected it to return a boolean tensor of one number",
+            "mask_mod: expected a function that returns a boolean tensor with one number",
         ),
-        ((Q, Q, Q, None, lambda b, h, i, j: i), {}, "mask_mod: expected it to return a boolean tensor of one number"),
+        (
+            (Q, Q, Q, None, lambda b, h, i, j: i),
+            {},
+            "mask_mod: expected a function that returns a boolean tensor with one number",
+        ),
         (
             (Q, Q, Q, lambda x, b, h, i, j: (2 * x.tanh(), x)),
             {},
-            "got tuple; torch functions of the indices return one",
+            "got tuple; use torch functions of the indices",
         ),
         ((Q, Q, Q, lambda x, b, h, i, j: x if i > j else 2 * x), {}, "score_mod: expected torch functions of the"),
-        ((Q, Q, Q, lambda x, b, h, i, j: x * float(i)), {}, "torch.where(i > j, a, b) chooses between values"),
+        ((Q, Q, Q, lambda x, b, h, i, j: x * float(i)), {}, "use torch.where(i > j, a, b)"),
         (
             (Q, Q, Q, None, lambda b, h, i, j: i >= 0 if i > j else j < 0),
             {},
@@ -403,5 +415,5 @@ def test_rejects_vmapped_block_masks():
         mask = BlockMask.from_kv_blocks(tables.kv_num_blocks, indices, BLOCK_SIZE=2, seq_lengths=(5, 5))
         return flex_attention(Q, Q, Q, block_mask=mask)
 
-    with pytest.raises(InputError, match="the same one for a whole batch"):
+    with pytest.raises(InputError, match="expected one block mask for all rows"):
         torch.func.vmap(f)(tables.kv_indices[None])

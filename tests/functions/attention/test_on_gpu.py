@@ -61,6 +61,6 @@ def test_failing_kernel_warns_and_falls_back_to_operators(calls, monkeypatch):
 
     monkeypatch.setattr(backends.triton_kernels(), "value", fail)
     q, k, v, *_ = drawn()
-    with pytest.warns(HodiffWarning, match="not used: RuntimeError: no such instruction"):
+    with pytest.warns(HodiffWarning, match="does not use Triton's kernels: RuntimeError: no such instruction"):
         y = attention(q, k, v)
     torch.testing.assert_close(y, torch.softmax(q @ k.mT / 2, -1) @ v)

@@ -61,10 +61,10 @@ def test_options_match_attention():
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        (([2, 2],), "lengths: expected a sum of what dimension -2 of q has, got 4 and q (5, 3)"),
-        (([5, -0.5],), "lengths: expected counts of 0 or more, got [5, -0.5]"),
-        ((3,), "lengths: expected counts"),
-        ((torch.tensor(5),), "lengths: expected counts"),
+        (([2, 2],), "lengths: expected lengths whose sum is the size of dimension -2 of q, got 4 and q (5, 3)"),
+        (([5, -0.5],), "lengths: expected lengths of 0 or more, got [5, -0.5]"),
+        ((3,), "lengths: expected lengths"),
+        ((torch.tensor(5),), "lengths: expected lengths"),
         (([2, 3], [5]), "key_lengths: expected one for each of 2 lengths, got 1"),
     ],
     ids=str,
@@ -78,7 +78,7 @@ def test_rejects_bad_lengths(lengths, message):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("v", draw(3, 3), "v: expected as many rows in dimension -2 as k (5, 3) has, got (3, 3)"),
+        ("v", draw(3, 3), "v: expected as many rows in dimension -2 as k (5, 3), got (3, 3)"),
         ("q", [1.0], "q: expected a floating-point tensor"),
         ("k", np.ones((5, 3)), "k: expected a floating-point tensor"),
         ("k", draw(5, 3).to("meta"), "packed_attention: expected tensors of one device, got q on cpu, k on meta"),

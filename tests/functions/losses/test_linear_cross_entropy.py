@@ -453,7 +453,7 @@ T = torch.zeros(2, 3, dtype=torch.int64)
         ((X.int(), W, T), {}, "input: expected a floating-point tensor, got int32"),
         ((X, W[0], T), {}, "expected input (..., E) and linear_weight (V, E), got input (2, 3, 4), linear_weight (4,)"),
         ((X, W[:, :3], T), {}, "got input (2, 3, 4), linear_weight (5, 3)"),
-        ((X, W[:0], T), {}, "linear_weight: expected a class or more, got (0, 4)"),
+        ((X, W[:0], T), {}, "linear_weight: expected at least one class, got (0, 4)"),
         ((X, W.double(), T), {}, "of one dtype, got float32, float64; Tensor.to converts"),
         ((X, W.to("meta"), T), {}, "of one device, got input on cpu, linear_weight on meta, target on cpu; Tensor.to"),
         ((X, W, T.to("meta")), {}, "linear_weight on cpu, target on meta; Tensor.to moves them"),

@@ -57,7 +57,7 @@ def test_differences_are_accurate():
 def test_large_error_estimate_warns():
     coarse = numpy_function(lambda x: np.round(np.sin(3 * x), 2))
     x = torch.tensor(0.2345, dtype=D)
-    with pytest.warns(HodiffWarning, match=r"known to .* only"):
+    with pytest.warns(HodiffWarning, match=r"has an error of"):
         slope = torch.func.grad(coarse)(x)
     assert abs(float(slope - 3 * (3 * x).cos())) < 10 * coarse.last_error
 
@@ -150,7 +150,7 @@ def test_rule_by_differences_is_marked_approximate():
     torch.testing.assert_close(nested(f, 2)(x), -x.sin(), rtol=0, atol=1e-11)
     assert 0 < f.last_error < 1e-10
     assert f.derivative_error(x) == 0
-    with pytest.raises(InputError, match="ask the rule"):
+    with pytest.raises(InputError, match="for higher orders, call"):
         f.derivative_error(x, order=2)
 
 
@@ -233,7 +233,7 @@ def test_rejects_bad_arguments():
         numpy_function(np.sin, vjp=np.sin, rules="jax")
     with pytest.raises(InputError, match=r"derivatives: expected elementwise=True"):
         numpy_function(np.sin, derivatives=[np.cos])
-    with pytest.raises(InputError, match=r"difference_order: expected none with a vjp or jvp"):
+    with pytest.raises(InputError, match=r"difference_order: expected None with a vjp or jvp"):
         numpy_function(np.sin, vjp=np.cos, difference_order=1)
     with pytest.raises(InputError, match=r"expected neither with elementwise=True"):
         numpy_function(np.sin, vjp=np.cos, elementwise=True)

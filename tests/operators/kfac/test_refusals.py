@@ -69,7 +69,7 @@ class Coupled(nn.Module):
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a function": (lambda: operator_of_function(), "model: expected an nn.Module"),
     "an unknown layer": (lambda: operator(Net(plain, other=nn.LSTM(3, 2))), "got 'other.weight_ih_l0' of LSTM;"),
-    "a parameter of its own": (lambda: operator(Scaled()), "got 'scale' of Scaled; leave them out"),
+    "a parameter of its own": (lambda: operator(Scaled()), "got 'scale' of Scaled; remove them"),
     "tied": (lambda: operator(tied()), "both first.weight and second.weight"),
     "a layer that is not called": (
         lambda: operator(Net(lambda net, x: net.last(F.linear(x, net.first.weight)))),
@@ -77,7 +77,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a weight that is used twice": (
         lambda: operator(Net(lambda net, x: net.last(net.first(x) + x @ net.first.weight))),
-        "got those of 'first', whose gradient is another one",
+        "got those of 'first', whose gradient does not match",
     ),
     "no graph": (
         lambda: operator(Net(lambda net, x: net.last(checkpoint(net.first, x, use_reentrant=True)))),
@@ -103,7 +103,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a concave loss": (
         lambda: operator(nn.Linear(3, 2), loss=lambda z, y: -z.square().mean()),
-        "loss: expected one that is convex in the outputs",
+        "loss: expected a loss that is convex in the outputs",
     ),
     "a loss that couples": (
         lambda: operator(nn.Linear(3, 2), loss=lambda z, y: z.sum() ** 2),
@@ -112,7 +112,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "samples of nothing": (lambda: operator(nn.Linear(3, 2), samples=3), "samples: expected None with fisher='exact'"),
     "an unknown likelihood": (
         lambda: operator(nn.Linear(3, 2), loss=lambda z, y: F.cross_entropy(z, y), fisher="monte-carlo"),
-        "loss: expected a negative log-likelihood",
+        "loss: expected a supported negative log-likelihood",
     ),
     "another reduction": (lambda: operator(nn.Linear(3, 2), reduction="sum"), "reduction: expected 'mean'"),
     "another fisher": (lambda: operator(nn.Linear(3, 2), fisher="type-2"), "fisher: expected one of 'exact'"),
@@ -122,11 +122,11 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "heuristic, corrected": (
         lambda: operator(nn.Linear(3, 2), kind=EKFACOperator).inverse("heuristic", damping=1.0),
-        "expected 'exact' where eigenvalues are corrected",
+        "expected 'exact', because corrected eigenvalues",
     ),
     "an option of others": (
         lambda: operator(nn.Linear(3, 2)).inverse(damping=1.0, tol=1e-3),
-        "tol: expected damping alone",
+        "tol: expected only damping",
     ),
     "a negative damping": (lambda: operator(nn.Linear(3, 2)).inverse(damping=-1.0), "damping: expected a nonnegative"),
     "another method": (lambda: operator(nn.Linear(3, 2)).inverse("qr"), "method: expected one of"),

@@ -90,7 +90,7 @@ def test_unsorted_and_repeated_entries_are_accepted():
             "color: order: expected one of 'natural', 'largest-first', 'smallest-last', 'in",
         ),
         (PATTERN, {"order": ("natural", 3)}, "color: order: expected one of 'natural', 'largest-first'"),
-        (PATTERN, {"order": ()}, "color: order: expected one order at least, got none"),
+        (PATTERN, {"order": ()}, "color: order: expected at least one order, got none"),
     ],
 )
 def test_rejects_bad_arguments(given, options, message):

@@ -38,7 +38,7 @@ def real(y):
 
 
 def without_rules(warned):
-    return [str(each.message) for each in warned if "no rule says" in str(each.message)]
+    return [str(each.message) for each in warned if "no rule for the dependencies" in str(each.message)]
 
 
 def count_missing(truth, pattern):

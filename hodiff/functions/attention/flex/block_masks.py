@@ -112,8 +112,7 @@ def blocks_of(
     if partly.shape[-2] * rows < length:
         raise InputError(
             f"flex_attention: block_mask: expected blocks of {rows} queries for {length} queries, got "
-            f"{partly.shape[-2]} of them; create_block_mask(mask_mod, B, H, {length}, {keys}) makes as many as there "
-            f"must be."
+            f"{partly.shape[-2]} of them; create_block_mask(mask_mod, B, H, {length}, {keys}) creates the right number."
         )
     return Blocks(rows, columns, partly, fully)
 
@@ -123,7 +122,7 @@ def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, key
     if not isinstance(block_mask, BlockMask):
         raise InputError(
             f"flex_attention: block_mask: expected None or torch.nn.attention.flex_attention.BlockMask, got "
-            f"{type(block_mask).__name__}; create_block_mask makes one of a mask_mod."
+            f"{type(block_mask).__name__}; create_block_mask creates one from a mask_mod."
         )
     if min(block_mask.BLOCK_SIZE) < _NO_BLOCKS:
         batches, for_heads, *sizes = (*[1] * (4 - len(block_mask.shape)), *block_mask.shape)
@@ -142,8 +141,8 @@ def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, key
         )
     if not torch.compiler.is_compiling() and is_batched_by_any(table):
         raise InputError(
-            "flex_attention: block_mask: expected the same one for a whole batch of torch.func.vmap, got one with "
-            "tables of each row of it; give mask_mod in its place."
+            "flex_attention: block_mask: expected one block mask for all rows of torch.func.vmap, got different "
+            "tables for each row; pass mask_mod instead."
         )
 
 

@@ -164,8 +164,8 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if {q.dim(), k.dim(), v.dim()} != {4} or q.shape[-1] != k.shape[-1] or k.shape[1:-1] != v.shape[1:-1]:
         raise InputError(
-            f"flex_attention: expected q (B, H, L, E), k (B, H, S, E) and v (B, H, S, F), got {shapes}; unsqueeze adds "
-            f"dimensions of a batch and of heads."
+            f"flex_attention: expected q (B, H, L, E), k (B, H, S, E) and v (B, H, S, F), got {shapes}; unsqueeze "
+            "adds batch and head dimensions."
         )
     sizes = [each.shape[0] for each in (q, k, v)]
     batch = 0 if 0 in sizes else max(sizes)

@@ -51,9 +51,8 @@ class Checked:
             if not says(error, Wording.READS_BATCHED):
                 raise
             raise InputError(
-                f"flex_attention: {self.name}: expected torch functions of the score and the indices alone, got one "
-                "that reads a number of theirs, as `if i > j` or `float(i)` do; torch.where(i > j, a, b) chooses "
-                "between values."
+                f"flex_attention: {self.name}: expected torch functions of the score and the indices, got a function "
+                "that reads their values, such as `if i > j` or `float(i)`; use torch.where(i > j, a, b)."
             ) from error
         _require_number(self.name, result, boolean=self.name == "mask_mod")
         return result
@@ -111,12 +110,13 @@ def _require_number(name: str, result: Any, *, boolean: bool) -> None:
     wanted = "a boolean tensor" if boolean else "a floating-point tensor"
     if not isinstance(result, Tensor):
         raise InputError(
-            f"flex_attention: {name}: expected it to return {wanted} of one number, got "
-            f"{type(result).__name__}; torch functions of the indices return one, such as torch.where."
+            f"flex_attention: {name}: expected a function that returns {wanted} with one number, got "
+            f"{type(result).__name__}; use torch functions of the indices, such as torch.where."
         )
     fits = result.dtype == torch.bool if boolean else result.is_floating_point()
     if result.dim() or not fits:
         raise InputError(
-            f"flex_attention: {name}: expected it to return {wanted} of one number, got {result.dtype} of shape "
+            f"flex_attention: {name}: expected a function that returns {wanted} with one number, got {result.dtype} "
+            "of shape "
             f"{tuple(result.shape)}; it is called for a single query and a single key."
         )

@@ -141,8 +141,8 @@ def _by_minors(A: Any, n: int) -> Any:
     """Compute a determinant by minors of the first k rows, from k = 1 to n."""
     if n > _MOST:
         raise InputError(
-            f"jet: det: expected a matrix of up to {_MOST} rows, or one that is not nearly singular, got {n} rows: the "
-            "logarithm of its determinant, torch.linalg.slogdet, is what larger ones are for."
+            f"jet: det: expected a matrix of up to {_MOST} rows, or one that is not nearly singular, got {n} rows: "
+            "use the logarithm of the determinant, torch.linalg.slogdet, for larger matrices."
         )
     minors: dict[tuple[int, ...], Any] = {(j,): A[..., 0, j] for j in range(n)}
     for k in range(1, n):
