@@ -17,6 +17,7 @@ from hodiff.corrections.elementwise import (
     softmax,
     tails,
 )
+from hodiff.corrections.elementwise.written import enter_in_place
 from hodiff.corrections.indexing import embedding, overwriting, prod, reductions, views
 from hodiff.corrections.layers import (
     attention,
@@ -63,5 +64,6 @@ FAMILIES = {
     "special functions": (airy, bessel, gamma, modified_bessel, polynomials),
 }
 
+enter_in_place()
 enter_operators()
 keep_as_own()

@@ -9,6 +9,7 @@ from hodiff.estimators.spectra.eigsh import Eigenpairs as Eigenpairs
 from hodiff.estimators.spectra.eigsh import eigsh as eigsh
 from hodiff.estimators.spectra.logdet import effective_dimension as effective_dimension
 from hodiff.estimators.spectra.logdet import logdet as logdet
+from hodiff.estimators.spectra.schatten_norm import schatten_norm as schatten_norm
 from hodiff.estimators.spectra.sharpness import Sharpness as Sharpness
 from hodiff.estimators.spectra.sharpness import sharpness as sharpness
 from hodiff.estimators.spectra.spectral_density import SpectralDensity as SpectralDensity

@@ -16,6 +16,7 @@ _OTHERS = """
     nn.pixel_shuffle nn.pixel_unshuffle nn.unfold nn.channel_shuffle
     cat=concat=concatenate(tensors!) stack(tensors!) hstack(tensors!) vstack=row_stack(tensors!) dstack(tensors!)
     column_stack(tensors!) block_diag(*tensors!) broadcast_tensors(*tensors!) meshgrid(*tensors!)
+    cartesian_prod(*tensors!) combinations
     nn.pad(input!, pad, mode, value!) constant_pad_nd(input!, pad, value!)
     index_copy(input!, dim, index, source!) index_fill(input!, dim, index, value!) masked_scatter(input!, mask, source!)
     select_scatter(input!, src!) slice_scatter(input!, src!) diagonal_scatter(input!, src!)

@@ -9,12 +9,14 @@ _SMOOTH = """
     sinh cosh tanh asinh=arcsinh acosh=arccosh atanh=arctanh
     sigmoid=special.expit logit=special.logit nn.logsigmoid nn.softplus nn.silu nn.gelu nn.mish nn.elu nn.tanhshrink
     erf=special.erf erfc=special.erfc erfinv=special.erfinv special.erfcx special.ndtr special.ndtri
+    special.log_ndtr
     lgamma=special.gammaln digamma=special.digamma=special.psi
     i0=special.i0 special.i0e special.i1 special.i1e special.bessel_j0 special.bessel_j1
     abs=absolute=__abs__ relu clamp=clip clamp_min clamp_max
 """
 _OF_ONE = """
-    frac special.entr polygamma=special.polygamma mvlgamma=special.multigammaln native_dropout dropout nn.dropout frexp
+    frac nan_to_num special.entr polygamma=special.polygamma mvlgamma=special.multigammaln
+    native_dropout dropout nn.dropout frexp
     selu nn.selu celu nn.celu nn.softsign nn.relu nn.relu6 nn.leaky_relu nn.hardtanh nn.hardsigmoid nn.hardswish
     hardshrink nn.hardshrink nn.softshrink threshold nn.threshold
 """

@@ -306,6 +306,7 @@ CALLS += [
         torch.Tensor.igammac,
     )
 ]
+CALLS += [(f, (NUMBERS + 1, 2), {}) for f in (torch.mvlgamma, torch.Tensor.mvlgamma, torch.special.multigammaln)]
 CALLS += [(torch.special.zeta, (LARGE, NUMBERS + 0), {})]
 CALLS += [(getattr(torch.special, name), (NUMBERS + 0, 3), {}) for name in POLYNOMIALS]
 CALLS += [

@@ -368,6 +368,7 @@ SMOOTH = {
     "arcsinh": (lambda x: torch.arcsinh(x.norm()) ** 2, 2),
     "erfinv": (lambda x: torch.special.erfinv(x.norm()) ** 2, math.pi / 2),
     "logit": (lambda x: torch.logit(0.5 + x.norm()) ** 2, 32),
+    "log_ndtr": (lambda x: torch.special.log_ndtr(x.norm()) + torch.special.log_ndtr(-x.norm()), -4 / math.pi),
     "matmul": (lambda x: torch.linalg.matmul(row_norm(x), row_norm(x)), 2),
     "flipud": (lambda x: torch.flipud(norms_beside_zero(x)).cosh()[1], 1),
     "column_stack": (lambda x: torch.column_stack([row_norm(x), 2 * row_norm(x)]).square().sum(), 10),

@@ -183,6 +183,7 @@ FUNCTIONS = {name: getattr(S, name) for name in TRUTHS} | {
     "zeta, orders": lambda x: S.zeta(numbers(2.5, 3.0, 1.5), x),
     "igamma": lambda x: torch.igamma(numbers(0.5, 1.0, 4.5), x),
     "igammac": lambda x: numbers(0.5, 1.0, 4.5).igammac(x),
+    "mvlgamma": lambda x: torch.mvlgamma(x + 1, 3),
 }
 
 
@@ -234,6 +235,25 @@ def test_igamma_derivatives_at_zero_match_closed_form(a):
         f = torch.func.grad(f)
         got.append(f(numbers(0.0)[0]).item())
     assert got == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5])
+@pytest.mark.parametrize("name", ["mvlgamma", "multigammaln"])
+def test_multivariate_gamma_derivatives_match_mpmath(name, p):
+    """Torch's second derivative has nine digits."""
+    points = [(p - 1) / 2 + each for each in (2.0**-10, 0.5, 1.4, 30.0, 1e5)]
+    f, x = corrected(lambda x: getattr(torch if name == "mvlgamma" else S, name)(x, p)), numbers(*points)
+    for order in range(1, 4):
+        f = along_ones(f)
+        terms = [[mpmath.polygamma(order - 1, point - mpmath.mpf(j) / 2) for j in range(p)] for point in points]
+        torch.testing.assert_close(f(x), numbers(*map(sum, terms)), rtol=1e-13, atol=0)
+
+
+def test_multivariate_gamma_of_other_arguments_matches_torch():
+    for x in (torch.tensor([2, 3]), torch.tensor([0.6, -0.4]), numbers(2.0).requires_grad_()):
+        torch.testing.assert_close(corrected(torch.mvlgamma)(x, 2), torch.mvlgamma(x, 2), equal_nan=True)
+    with pytest.raises(RuntimeError, match="p has to be greater than or equal to 1"):
+        corrected(torch.mvlgamma)(numbers(0.5), 0)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 from scipy.integrate import trapezoid
 
 from hodiff import HodiffWarning, InputError
-from hodiff.estimators import effective_dimension, logdet, spectral_density
+from hodiff.estimators import effective_dimension, frobenius_norm, logdet, schatten_norm, spectral_density
 from hodiff.estimators.probes import draw
 from hodiff.estimators.spectra.quadrature import _padded
 from hodiff.estimators.view import view_of
@@ -201,6 +201,42 @@ def test_rejects_asymmetric_operator(call):
         call(skewed, method="exact")
 
 
+@pytest.mark.parametrize("p", [1.0, 1.5, 4.0, 200.0])
+def test_schatten_norms_match_singular_values(p):
+    expected = torch.linalg.vector_norm(torch.linalg.svdvals(A), p).item()
+    assert schatten_norm(A, p, method="exact").value == pytest.approx(expected, rel=1e-12)
+    estimates = [schatten_norm(A, p, samples=5, steps=40, generator=seeded(seed)) for seed in range(30)]
+    errors = torch.tensor([estimate.value for estimate in estimates]) - expected
+    standard = torch.tensor([estimate.standard_error for estimate in estimates])
+    assert {estimate.products for estimate in estimates} == {200}
+    # For p = 200, the norm is the largest eigenvalue up to a few percent.
+    assert (errors.abs() < 3 * standard + 1e-9 * expected).double().mean() > 0.85
+    assert errors.square().mean().sqrt() < 0.1 * expected
+
+
+def test_schatten_norm_of_order_two_is_the_frobenius_norm():
+    assert schatten_norm(A, 2, method="exact").value == pytest.approx(A.norm().item(), rel=1e-12)
+    found, other = schatten_norm(A, 2, samples=10, steps=20), frobenius_norm(A, products=200)
+    assert abs(found.value - other.value) < 3 * (found.standard_error + other.standard_error)
+
+
+@pytest.mark.parametrize("size", [1e-120, 1e120])
+def test_schatten_norm_whose_powers_overflow(size):
+    exact, found = (schatten_norm(size * A, 3, samples=5, steps=20, method=method) for method in ("exact", "slq"))
+    assert exact.value == pytest.approx(size * torch.linalg.svdvals(A).pow(3).sum().item() ** (1 / 3), rel=1e-9)
+    assert abs(found.value - exact.value) < 4 * found.standard_error
+
+
+def test_schatten_norm_of_zero_is_zero():
+    estimate = schatten_norm(torch.zeros(300, 300), 3, samples=2, steps=5)
+    assert (estimate.value, estimate.standard_error) == (0, 0)
+
+
+def test_schatten_norm_warns_if_steps_are_too_few():
+    with pytest.warns(HodiffWarning, match="schatten_norm: 2 Lanczos steps are too few"):
+        schatten_norm(symmetric(linspace_spectrum(N, -1)), samples=20, steps=2)
+
+
 def test_rejects_random_operator():
     class Noisy(Wrapped):
         def __matmul__(self, v):
@@ -227,6 +263,7 @@ def test_chunk_size_does_not_change_results():
         (logdet, {"method": "cholesky"}, "logdet: method: expected one of"),
         (logdet, {"samples": 0}, "logdet: samples: expected"),
         (logdet, {"steps": True}, "logdet: steps: expected"),
+        (schatten_norm, {"p": 0.5}, "schatten_norm: p: expected 1 or more, got 0.5"),
         (effective_dimension, {"damping": 0.0}, "effective_dimension: damping: expected a positive finite number"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Rules for layers of networks: attention, convolutions, pooling, normalizations."""
+"""Rules for layers of networks: attention, convolutions, pooling, and normalization of data and of weights."""

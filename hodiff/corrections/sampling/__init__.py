@@ -1,1 +1,1 @@
-"""Rules for sampling from grids, and for dropout."""
+"""Rules for random and grid sampling: dropout, and `grid_sample`."""

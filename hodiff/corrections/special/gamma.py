@@ -26,10 +26,11 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
-from hodiff.corrections.special.towers import enter
+from hodiff.corrections.special.towers import SpecialFunction, enter
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_operators.table import forms_of
 
 # Bound from which the fraction is used, and its number of levels.
 FAR = 3.0
@@ -203,3 +204,23 @@ enter(
     reason=_NINE_DIGITS,
     reference=_SERIES,
 )
+
+
+class MultivariateLogGamma(ElementwiseFunction):
+    r"""$\log Γ_p(x) = \frac{p(p-1)}{4} \log π + \sum_{j<p} \log Γ(x - j/2)$. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor, p: int) -> Tensor:
+        """Compute the value by torch's kernel, which also validates the arguments."""
+        return torch.mvlgamma(x, p)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, p: int) -> Tensor:
+        r"""$\sum_{j<p} ψ(x - j/2)$."""
+        total: Tensor = sum(SpecialFunction.call(x - j / 2, "gammaln", 1) for j in range(p))
+        return total
+
+
+@register(*forms_of("mvlgamma"), routes=ROUTES, reason=_NINE_DIGITS, reference=_SERIES)
+def _mvlgamma(input: Tensor, p: int, *, out: Tensor | None = None) -> Any:
+    return MultivariateLogGamma.call(input, p) if out is None and input.is_floating_point() else UNNEEDED

@@ -90,6 +90,14 @@ def threshold(frame: Frame, func: Any, x: Any, threshold: float, value: float, i
     return torch.where(x.value > threshold, x, torch.full((), value, dtype=x.value.dtype, device=x.value.device))
 
 
+@rule("nan_to_num")
+def nan_to_num(
+    frame: Frame, func: Any, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None, *, out: None = None
+) -> Any:
+    """Keep finite numbers; constants elsewhere."""
+    return torch.where(torch.isfinite(x.value), x, torch.nan_to_num(x.value, nan, posinf, neginf))
+
+
 @rule("nn.hardshrink", "hardshrink")
 def hardshrink(frame: Frame, func: Any, x: Any, lambd: float = 0.5) -> Any:
     """Keep x outside of [-lambd, lambd]; 0 inside."""
