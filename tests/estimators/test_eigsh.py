@@ -9,6 +9,7 @@ from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import ConvergenceError, condition_number, eigsh, sharpness
+from hodiff.operators import MatrixOperator
 
 N = 120
 SPECTRA = {
@@ -298,3 +299,13 @@ def test_unconverged_condition_number_raises_with_its_result():
 def test_condition_number_rejects_bad_arguments(options, message):
     with pytest.raises(InputError, match=message):
         condition_number(torch.eye(30), **options)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e30])
+@pytest.mark.parametrize("which", ["LM", "LA", "SA"])
+def test_eigenvalues_scale_with_the_operator(which, size):
+    M = torch.randn(30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    M = M + M.T
+    expected = eigsh(MatrixOperator(M), 2, which=which).eigenvalues
+    found = eigsh(MatrixOperator(size * M), 2, which=which).eigenvalues / size
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)

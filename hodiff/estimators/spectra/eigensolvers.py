@@ -90,7 +90,11 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
     # shifted by two norms, to at most three, and the tolerance shrinks accordingly.
     shift = 0.0 if which == "LM" else {"SA": 2, "LA": -2}[which] * _rough_norm(problem)
     tol = problem.tol if which == "LM" else problem.tol / 3
-    operator = host_operator(problem.view, lambda block: problem.matmat(block) - shift * block, problem.view.dtype)
+    # ARPACK takes eigenvalues below eps^(2/3) for converged, so it gets an operator of size one.
+    unit = 2.0 ** math.frexp(problem.largest)[1]
+    operator = host_operator(
+        problem.view, lambda block: (problem.matmat(block) - shift * block) / unit, problem.view.dtype
+    )
     try:
         values, vectors = arpack(
             operator,
@@ -101,8 +105,8 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
             tol=tol,
         )
     except ArpackNoConvergence as error:
-        return error.eigenvalues + shift, error.eigenvectors
-    return complete(problem, which, values + shift, vectors)
+        return unit * error.eigenvalues + shift, error.eigenvectors
+    return complete(problem, which, unit * values + shift, vectors)
 
 
 def _rough_norm(problem: EigenProblem) -> float:
