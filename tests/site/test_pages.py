@@ -98,9 +98,11 @@ def test_every_finding_has_a_page_with_two_examples(pages, site):
 
 def test_every_public_name_is_documented(pages, site):
     anchors = set().union(*(reader.anchors for path, reader in pages.items() if path.parent.name == "api"))
-    for room in ("estimators", "operators", "optim", "meta", "implicit", "functions", "nn", "checks", "plot"):
+    rooms = ("estimators", "operators", "optimize", "optim", "meta", "implicit", "functions", "nn", "checks", "audit")
+    for room in (*rooms, "plot"):
         module = getattr(hodiff, room)
         for name, value in vars(module).items():
             if callable(value) and not name.startswith("_") and getattr(value, "__doc__", None):
-                homes = {f"hodiff.{name}", f"hodiff.{room}.{name}"}
+                home = value.__module__.split(".")[1]
+                homes = {f"hodiff.{name}", f"hodiff.{room}.{name}", f"hodiff.{home}.{name}"}
                 assert homes & anchors, f"hodiff.{room}.{name}"
