@@ -1,1 +1,1 @@
-"""What hodiff knows of torch's operators, as data: one record for each operator, one file for each kind."""
+"""Data on torch's operators: one record for each operator, one file for each kind."""
