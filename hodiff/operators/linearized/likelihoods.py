@@ -90,7 +90,7 @@ def _of_probabilities(p: Tensor, v: Tensor) -> Tensor:
 
 
 def _smoothed(smoothing: float, z: Tensor, v: Tensor) -> Tensor:
-    r"""Multiply v by $(1 - s)^2 (\operatorname{diag} p - p p^\top) + s^2 (p - u) (p - u)^\top$, smoothing s, u = 1/C."""
+    r"""Multiply v by $(1 - s)^2 (\operatorname{diag} p - p p^\top) + s^2 (p - u) (p - u)^\top$, with u = 1/C."""
     dim = class_dimension(z)
     p = z.softmax(dim)
     excess = p - 1 / z.shape[dim]
