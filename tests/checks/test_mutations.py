@@ -41,8 +41,9 @@ FUNCTIONS = [
     (ScaleShift, ("residuals", "slope"), (X, Y, ROW)),
     (Huber, ("slope",), (X, numbers(0.4, 0.9, shape=(2,)))),
     (XLogY, ("slope",), (X, Y)),
-    (AMax, BACKWARD_JVP_VMAP, (X, -1)),
-    (LogSumExp, BACKWARD_JVP_VMAP, (X, -1)),
+    # The base class of these two makes their rule of vmap.
+    (AMax, ("backward", "jvp"), (X, -1)),
+    (LogSumExp, ("backward", "jvp"), (X, -1)),
     (ProjectL2Ball, BACKWARD_JVP_VMAP, (X, numbers(0.9, 3.0, shape=(2, 1)), (-1,))),
     (FusedAddReLU, BACKWARD_JVP_VMAP, (X, ROW)),
     (WeightedSum, BACKWARD_JVP_VMAP, (numbers(0.4, -0.9, shape=(2,)), X, ROW)),

@@ -93,7 +93,7 @@ def test_scale_shift_accepts_python_numbers():
         (lambda: weighted_sum([torch.ones(2)], [1.0, 2.0]), "weighted_sum: ws: expected 1 weights"),
         (
             lambda: weighted_sum([torch.ones(2)], [torch.ones(())]),
-            "weighted_sum: ws: expected numbers or one tensor, got () float32 in a list; torch.stack combines several tensors",
+            "weighted_sum: ws: expected numbers or one tensor, got () float32 in a list; torch.stack combines",
         ),
         (lambda: weighted_sum([], torch.ones(0)), "weighted_sum: xs: expected a list or tuple of at least one tensor"),
         (lambda: weighted_sum(torch.ones(2, 2), torch.ones(2)), "xs: expected a list or tuple"),
