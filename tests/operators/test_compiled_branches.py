@@ -104,7 +104,7 @@ def test_too_many_branches_fall_back_to_eager() -> None:
 
     for x in points[:8]:
         agrees(x)
-    with pytest.warns(hodiff.HodiffWarning, match=r"taken 8 ways.* in as_often_as_positive, .* became 8"):
+    with pytest.warns(hodiff.HodiffWarning, match=r"taken 8 branches.* in as_often_as_positive, .* became 8"):
         agrees(points[8])
     # The warning appears once, and branches with a graph continue to use it.
     for x in reversed(points):
