@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import overrides_functions
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
@@ -182,16 +183,10 @@ def _meets_own_functions(jets: Sequence[Jet], args: tuple[Any, ...]) -> bool:
     if torch.compiler.is_compiling():
         return False
     return any(
-        type(each) not in _OF_TORCH and isinstance(each, torch.Tensor) and not isinstance(each, Jet) and _changes(each)
+        type(each) not in _OF_TORCH and isinstance(each, torch.Tensor) and overrides_functions(each)
         for values in (args, (jet.held[0] for jet in jets))
         for each in values
     )
-
-
-def _changes(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's subclass defines its own `__torch_function__`, in Python."""
-    own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(tensor), torch.Tensor))
-    return own is not None and own is not plain
 
 
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, float, int, bool, TensorJet)

@@ -377,3 +377,10 @@ def test_no_operator_is_worse_than_saved(saved_audit, part):
     found = audit(names[part::PARTS], correct=True, jobs=1)
     worse = found.worsened(saved_audit)
     assert not worse, "worse than the saved table:\n" + "\n".join(worse)
+
+
+def test_names_of_the_audits_stay_in_checks():
+    assert hodiff.checks.audit is audit
+    assert hodiff.checks.mutated_audit is hodiff.audit.mutated_audit
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = hodiff.checks.nothing

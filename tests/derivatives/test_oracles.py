@@ -49,7 +49,7 @@ def test_hessian_differences_match_closed_forms(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
 def test_reference_tolerances_are_small(case: Case) -> None:
-    """With a tolerance that accepts errors, the tests below could not fail."""
+    """The tests below could not fail with a tolerance that accepts errors."""
     known = reference(case.name)
     assert known.tolerance <= 1e-7 * max(1.0, known.hessian.abs().max().item())
     assert torch.equal(known.hessian, known.hessian.T) or case.hessian is not None

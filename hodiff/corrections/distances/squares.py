@@ -26,7 +26,7 @@ from torch import Tensor
 from hodiff.corrections.values import numbers_of
 from hodiff.torch_internals.autograd.func_calls import carry_through_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, below_transforms, is_wrapped
-from hodiff.torch_internals.tensors import has_numbers, version_of
+from hodiff.torch_internals.tensors import version_of
 
 
 class Root:
@@ -238,12 +238,18 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
 def _rescaled(x: Tensor, square: Tensor, dims: list[int], keepdim: bool) -> Tensor | None:
     """Return the Euclidean norm of rows in units of their size if powers of the square may leave the dtype's range."""
     # The second derivative of the root has the third power of the norm, and cotangents may have further powers.
-    numbers, inner = torch.finfo(square.dtype), square.detach()
-    if torch.compiler.is_compiling() or not x.numel() or not has_numbers(below_transforms(inner)):
+    # On a CPU only, as other devices would have to synchronize; float64 has the range.
+    checked = square.is_cpu and square.dtype != torch.float64 and x.numel()
+    plain = numbers_of(square) if checked else None
+    if plain is None:
         return None
-    far = ~((inner > numbers.tiny**_INSIDE) & (inner < numbers.max**_INSIDE)) & ~inner.isnan()
-    if not any_holds(far):
+    ends = torch.finfo(square.dtype)
+    least, most = ends.tiny**_INSIDE, ends.max**_INSIDE
+    low, high = plain.aminmax()
+    if low.item() > least and high.item() < most:
         return None
+    inner = square.detach()
+    far = ~((inner > least) & (inner < most)) & ~inner.isnan()
     parts = [x.real, x.imag] if x.is_complex() else [x.to(square.dtype)]
     size = torch.stack([part.detach().abs().amax(dims, True) for part in parts]).amax(0)
     inner, far = (each.reshape(size.shape) for each in (inner, far))
