@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import overrides_functions
 from hodiff.corrections import Corrections
-from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
+from hodiff.corrections.rules.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, TensorJet, is_plain_tensor, new_jet, tensor_of

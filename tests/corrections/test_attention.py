@@ -12,8 +12,8 @@ from slow_cases import slow_except
 from torch import nn
 
 import hodiff
-from hodiff.corrections.programs.scripts import COMPOSITES
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
+from hodiff.corrections.rules.programs.scripts import COMPOSITES
 from hodiff.errors import RouteError
 
 attend = F.scaled_dot_product_attention

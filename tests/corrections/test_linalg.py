@@ -11,7 +11,7 @@ from torch.linalg import eigh
 
 import hodiff
 from hodiff.corrections import table
-from hodiff.corrections.linalg.factored_solves import FactoredSolve
+from hodiff.corrections.rules.linalg.factored_solves import FactoredSolve
 
 # torch warns once that these are deprecated.
 pytestmark = pytest.mark.filterwarnings(

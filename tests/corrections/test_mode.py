@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import hodiff
 from hodiff.corrections import INVALID, UNNEEDED, register, table, unable, unregister
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 from hodiff.taylor.directional import nested_directional_derivatives
 from hodiff.torch_internals.interception import active_function_modes
 from hodiff.torch_internals.operators import foreach_by_name, weight_norm

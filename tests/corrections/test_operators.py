@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import hodiff
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # torch warns once that these are deprecated.

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import hodiff
 from hodiff.corrections import register, table, unregister
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 
 ONES = torch.ones(2)
 
