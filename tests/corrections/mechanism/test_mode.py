@@ -370,7 +370,7 @@ def test_table_lists_each_function_once():
 
 
 def test_documentation_lists_every_correction():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "corrections.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "corrections.md").read_text(encoding="utf-8")
     for row in table():
         (line,) = (each for each in page.splitlines() if each.startswith(f"| `{row.name}` |"))
         assert line.endswith(f"| {row.mended} |"), "run python tests/corrections/write_table.py"
