@@ -1,4 +1,4 @@
-"""Rules for operators that libraries define, for every transform, from their formulas in `torch.library`.
+"""Calls of operators that libraries define, by their formulas in `torch.library`, for every transform.
 
 Torch uses the formula in its own reverse mode only. Forward mode silently treats such an operator as a constant, and
 `torch.func.grad` refuses it.

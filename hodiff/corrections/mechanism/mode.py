@@ -1,4 +1,4 @@
-"""The mode that replaces torch functions by corrections."""
+"""The mode `Corrections`: intercepts torch calls, runs their rules, and falls back to torch where a rule declines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that are numbers, and results that are constants, in forward mode as in reverse mode.
+"""Calls that forward mode would silently differentiate wrongly: tensors in place of numbers, and `no_grad` blocks.
 
 Torch reads the values of tensors that are passed for numbers, and forward mode would silently lose the tangents.
 """

@@ -1,4 +1,4 @@
-"""Registration of rules for the operators that correspond to functions with a rule."""
+"""Registration of rules for operators (`torch.ops.aten`), from the rules of the torch functions that they compute."""
 
 from __future__ import annotations
 

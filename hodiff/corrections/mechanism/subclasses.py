@@ -1,4 +1,4 @@
-"""Calls with subclasses of Tensor among the arguments, whose `__torch_function__` runs before any rule."""
+"""Calls with subclasses of Tensor among the arguments, whose own `__torch_function__` runs before any rule."""
 
 from __future__ import annotations
 

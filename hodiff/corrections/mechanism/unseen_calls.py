@@ -1,4 +1,4 @@
-"""Test for wrong derivatives of calls that no rule sees, by the way in which they are differentiated."""
+"""Test whether torch's derivative is wrong for a call that no rule sees, by the transforms that are active."""
 
 from __future__ import annotations
 

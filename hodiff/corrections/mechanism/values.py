@@ -1,4 +1,4 @@
-"""Tensors with torch's value and hodiff's derivatives, for formulas that round differently from torch."""
+"""Helpers of rules: tensors with torch's value and the derivatives of a formula, numbers of tensors, result dtypes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Wrappers of functions, generators and coroutines that run only their bodies within a context.
+"""Wrappers that run the body of a function, a generator or a coroutine within a context.
 
-Copies of torch's Python functions that do not offer the whole call to a mode first.
+Also copies ("twins") of torch's Python functions, which do not offer the whole call to a mode first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arithmetic and elementwise rules for remembered tensors $E + O n$; None where no rule applies."""
+"""Arithmetic and elementwise functions of tensors $E + O n$ that are computed from a length n (`squares.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Elementwise functions of $E + O\, n$ at zeros of the length n, and a classification of other functions."""
+r"""Elementwise functions of tensors $E + O\, n$ at zeros of the length n, and kinds of other functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of torch functions with remembered tensors, $E + O n$, among their arguments."""
+"""A call of a torch function with tensors $E + O n$ among its arguments, which are computed from a length n."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Linear functions of remembered tensors $E + O\, n$, and functions that select elements.
+r"""Linear functions of tensors $E + O\, n$ that are computed from lengths, and functions that select elements.
 
 An element of the result is $E' + \sum_i a_i O_i n_i$. If all lengths that are 0 in the sum are one length $n$, it is
 $E' + O' n$ with $O' = a\, O$, and $s$ is the result for $O\, s$ divided by $O'$. Random labels of lengths tell

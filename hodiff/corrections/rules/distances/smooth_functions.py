@@ -1,4 +1,4 @@
-"""Rules for functions of remembered tensors $E + O n$, and a fallback for functions without a rule."""
+"""The rule for any call with tensors computed from a length n: as a function of $E + O n$, or with a warning."""
 
 from __future__ import annotations
 

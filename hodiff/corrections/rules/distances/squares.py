@@ -1,4 +1,4 @@
-r"""Functions of lengths that are smooth where the length is 0.
+r"""Lengths (p-norms) with all derivatives 0 at 0, and a memory of the tensors that are computed from lengths.
 
 At 0 a length $n = \sqrt s$ has no derivative, and hodiff takes 0. The chain rule would then lose terms that are even in
 $n$, such as $n^2 = s$. Tensors computed from a length are therefore remembered, while they live, as
@@ -7,8 +7,6 @@ $$ T = E + O\, n, \qquad (E_1 + O_1 n)(E_2 + O_2 n) = E_1 E_2 + O_1 O_2\, s + (E
 
 with smooth $E$ and $O$. A multiple of a length ($E = 0$) has this form everywhere. Other functions have it at the zeros
 only, where they are differentiated as $E + O\, n$: exactly if they are smooth, else by their part that is even in $n$.
-
-Lengths (p-norms) of vectors, with all derivatives 0 where the vector is 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for activations."""
+"""Rules for piecewise linear activations and GLU; smooth activations are in `tails.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for sums in the log domain."""
+"""Rules for sums in the log domain: `logaddexp`, `logaddexp2` and `logcumsumexp`."""
 
 from __future__ import annotations
 

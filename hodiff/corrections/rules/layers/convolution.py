@@ -1,4 +1,4 @@
-"""Rules for convolutions."""
+"""Rules for convolutions, also transposed ones with output padding."""
 
 from __future__ import annotations
 

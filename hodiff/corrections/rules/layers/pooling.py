@@ -1,4 +1,4 @@
-"""Rules for pooling."""
+"""Rules for max pooling and unpooling."""
 
 from __future__ import annotations
 

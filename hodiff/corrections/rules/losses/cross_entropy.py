@@ -1,4 +1,4 @@
-"""Rules for cross-entropy."""
+"""Rules for cross-entropy, also after a linear layer (`linear_cross_entropy`)."""
 
 from __future__ import annotations
 

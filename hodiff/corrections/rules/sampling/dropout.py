@@ -1,4 +1,4 @@
-"""Rules for dropout."""
+"""Rules for dropout, also of features and with the statistics of SELU (`alpha_dropout`)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from hodiff.corrections.rules.special.towers import enter, horner
+from hodiff.corrections.rules.special.special_functions import enter, horner
 
 # Between these bounds: Taylor series about integers. To the right: an integral. To the left: expansions.
 LEAST, GREATEST = -9, 1

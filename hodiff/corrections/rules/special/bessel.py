@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hodiff.corrections.rules.special.towers import enter, horner
+from hodiff.corrections.rules.special.special_functions import enter, horner
 
 # Beyond FAR the terms of Hankel's expansions fall below the rounding of float64; up to FAR the errors of the
 # trapezoidal rules do.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import UNNEEDED
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.rules.special.towers import SpecialFunction, enter
+from hodiff.corrections.rules.special.special_functions import SpecialFunction, enter
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated

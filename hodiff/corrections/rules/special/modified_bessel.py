@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.rules.special.bessel import coefficients, nodes
-from hodiff.corrections.rules.special.towers import enter, horner
+from hodiff.corrections.rules.special.special_functions import enter, horner
 
 # Bound from which expansions in 1/x are used, whose first terms and their derivatives have one sign.
 FAR = 50.0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import UNNEEDED
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.rules.special.towers import in_double, refuse_compiled_transforms
+from hodiff.corrections.rules.special.special_functions import in_double, refuse_compiled_transforms
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction

@@ -1,4 +1,4 @@
-"""Functions of one tensor with known derivatives of every order; the slope of an order is the next order."""
+"""Registration of rules for functions in `torch.special`, by a formula for the derivative of each order."""
 
 from __future__ import annotations
 
