@@ -216,7 +216,7 @@ def _elementwise(
     derivative: Callable[[Tensor], Tensor],
     of_complex: Callable[[Tensor], Tensor] | None = None,
 ) -> Callable[[Tensor], Any]:
-    """Return a rule for real tensors with the given value and derivative, and for complex ones with those of another."""
+    """Return a rule with the given value and derivative; complex tensors get the derivatives of `of_complex`."""
 
     class Elementwise(ElementwiseFunction):
         @staticmethod
