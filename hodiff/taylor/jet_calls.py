@@ -21,7 +21,7 @@ from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
 from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not_be_met
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
-from hodiff.taylor.steps_of_lengths import STEPS, along_each_side
+from hodiff.taylor.steps_of_lengths import PIECEWISE, along_each_side
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.grad_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -201,7 +201,7 @@ _IN_OWN_MEMORY = frozenset({
 
 def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_kinked = frame.kink.is_met and any(jet.is_kinked for jet in jets_in((args, kwargs)))
-    if is_kinked and entry.name in STEPS:
+    if is_kinked and entry.name in PIECEWISE:
         result = along_each_side(frame, partial(_apply, frame, entry), func, args, kwargs)
     else:
         result = _apply(frame, entry, func, args, kwargs)
