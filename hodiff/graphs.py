@@ -139,7 +139,7 @@ def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
             continue
         seen.add(node)
         yield node
-        stack.extend(parent for parent, _ in node.next_functions)
+        stack += [parent for parent, _ in node.next_functions]
 
 
 def held_outside(leaves: list[Tensor]) -> list[bool]:

@@ -129,7 +129,7 @@ def flatten_tangents(
         InputError: If the tangent does not match; the message names the first leaf at fault.
     """
     leaves, tangent_spec = flatten(tangents)
-    if tangent_spec != spec:
+    if tangent_spec is not spec and tangent_spec != spec:
         expected = set(leaf_names(pytree.tree_unflatten(list(primals), spec)))
         got = set(leaf_names(tangents))
         differences = [f"missing {name or 'a tensor'}" for name in sorted(expected - got)]
@@ -153,7 +153,7 @@ def flatten_tangents(
             f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
             "create v with torch.zeros_like or torch.randn_like of the leaf."
         )
-    return tuple(dense(recordable(leaf)) for leaf in leaves)
+    return tuple([dense(recordable(leaf)) for leaf in leaves])
 
 
 def otherwise_arranged(expected: pytree.TreeSpec, got: pytree.TreeSpec) -> str:

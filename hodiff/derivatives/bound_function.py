@@ -146,7 +146,7 @@ class BoundFunction:
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
         """Return the leaves of a direction, which must match the differentiated arguments."""
         leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
-        return tuple(as_real(as_plain(leaf)) for leaf in leaves)
+        return tuple([as_real(as_plain(leaf)) for leaf in leaves])
 
     def _joined(self, leaves: Sequence[Any]) -> list[Any]:
         return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
@@ -214,7 +214,7 @@ def bind(
                 f"{caller}: argnums={argnums!r} does not fit {len(args)} positional argument(s); "
                 "differentiated arguments must be passed by position."
             )
-    positions = tuple(position % len(args) for position in positions)
+    positions = tuple([position % len(args) for position in positions])
     if not positions or len(set(positions)) != len(positions):
         raise InputError(f"{caller}: argnums: expected each argument once and at least one, got {argnums!r}.")
     also = {"complex_too": complex_too, "jagged_too": jagged_too}
@@ -223,12 +223,12 @@ def bind(
     subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}
     for place, leaf in subclassed.items():
         leaves[place] = as_plain(leaf)
-    specs = tuple(spec for _, spec in flat)
+    specs = tuple([spec for _, spec in flat])
     user_spec = pytree.tree_flatten(tuple(args[i] for i in positions))[1] if isinstance(argnums, tuple) else specs[0]
-    args = tuple(arg if i in positions else recordable_tree(arg) for i, arg in enumerate(args))
+    args = tuple([arg if i in positions else recordable_tree(arg) for i, arg in enumerate(args)])
     kwargs = {name: recordable_tree(arg) for name, arg in kwargs.items()} if kwargs else {}
-    joined = tuple(leaf.is_complex() for leaf in leaves)
-    reals = tuple(dense(as_real(leaf)) for leaf in leaves)
+    joined = tuple(map(Tensor.is_complex, leaves))
+    reals = tuple([dense(as_real(leaf)) for leaf in leaves])
     offers_aux, has_aux = has_aux is not None, bool(has_aux)
     return BoundFunction(
         caller, f, args, kwargs, positions, reals, specs, user_spec, has_aux, correct, joined, offers_aux, subclassed

@@ -16,6 +16,7 @@ from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.graphs import coarsest_eps, cotangent_bytes
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.grad_mode import gradients_of
 from hodiff.torch_internals.wording import Wording, says
 
 
@@ -58,7 +59,7 @@ class RecordedGradient:
         gradient = recording.gradients([value], graph=True, curved=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
-        self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
+        self.edges = tuple([None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient])
         if numbers:
             # A leaf that the function ignores has no gradient, and its zeros have no graph.
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
@@ -85,9 +86,9 @@ class RecordedGradient:
         """Compute the product `H v`; without `keep` the graph is freed, so this must be the last product."""
         live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
         products = self._pull(self.live_edges, live, self.primals, retain_graph=keep)
-        return tuple(
+        return tuple([
             torch.zeros_like(primal) if p is None else p for p, primal in zip(products, self.primals, strict=True)
-        )
+        ])
 
     def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Compute products with k vectors at once; `tangents` and the results have shapes (k, *leaf shape)."""
@@ -118,14 +119,7 @@ class RecordedGradient:
     ) -> tuple[Tensor | None, ...]:
         if not outputs:
             return (None,) * len(primals)
-        return torch.autograd.grad(
-            outputs,
-            primals,
-            cotangents,
-            retain_graph=retain_graph or self.connected,
-            create_graph=self.connected,
-            allow_unused=True,
-        )
+        return gradients_of(outputs, primals, cotangents, keep=retain_graph or self.connected, graph=self.connected)
 
 
 def recorded_value(

@@ -24,7 +24,7 @@ from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
 from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes, refuse_noted_slopes
 from hodiff.recompute.reachable import draw_of, named_modules
-from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import gradients_of, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
@@ -74,8 +74,9 @@ class Recording(Generic[T]):
                 for each in point
             ])
             self.result = f(self.operands)
-        if not all(each.requires_grad for each in self.operands):
-            raise switched_off("requires_grad_")
+        for each in self.operands:
+            if not each.requires_grad:
+                raise switched_off("requires_grad_")
 
     def inspect(self, output: Tensor) -> str | None:
         """Return what in the graph has a constant gradient, or None; become connected if the graph has other leaves."""
@@ -130,14 +131,8 @@ class Recording(Generic[T]):
             return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
         # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
-            return torch.autograd.grad(
-                outputs,
-                self.operands,
-                cotangents,
-                retain_graph=keep or graph,
-                create_graph=graph,
-                allow_unused=True,
-            )
+            seeds = map(torch.ones_like, outputs) if cotangents is None else cotangents
+            return gradients_of(outputs, self.operands, tuple(seeds), keep=keep or graph, graph=graph)
 
     def _watched_gradients(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, curved: bool

@@ -74,7 +74,7 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
 
 def traced_by_dynamo() -> bool:
     """Whether dynamo traces this code, or an export runs it; False inside a node that dynamo left opaque."""
-    return torch.compiler.is_dynamo_compiling() or (torch.compiler.is_compiling() and torch.compiler.is_exporting())
+    return torch.compiler.is_dynamo_compiling() or (torch.compiler.is_exporting() and torch.compiler.is_compiling())
 
 
 def _records(inputs: tuple[Any, ...]) -> bool:

@@ -35,9 +35,11 @@ _COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def require_dense_floating(function: str, **arguments: Any) -> None:
     """Raise if an argument is not a dense floating-point tensor of 16 bits or more."""
-    require_floating(function, **arguments)
-    require_dense(function, **arguments)
     for name, value in arguments.items():
+        if type(value) is Tensor and value.layout is torch.strided and not value.is_nested and value.dtype in _COMPUTED:
+            continue
+        require_floating(function, **{name: value})
+        require_dense(function, **{name: value})
         if value.dtype not in _COMPUTED:
             raise InputError(
                 f"{function}: {name}: expected a floating-point tensor of 16 bits or more, got {dtype_name(value)}; "
@@ -56,11 +58,14 @@ def require_dense(function: str, **arguments: Tensor) -> None:
 
 def require_one_device(function: str, **arguments: Any) -> None:
     """Raise if tensors are on several devices; other arguments are ignored."""
-    devices = {name: value.device for name, value in arguments.items() if isinstance(value, Tensor)}
-    first = next(iter(devices.values()))
-    if any(each != first for each in devices.values()):
-        listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise InputError(f"{function}: expected tensors of one device, got {listing}; Tensor.to moves them.")
+    first: torch.device | None = None
+    for value in arguments.values():
+        if isinstance(value, Tensor):
+            first = first or value.device
+            if value.device != first:
+                given = {name: each.device for name, each in arguments.items() if isinstance(each, Tensor)}
+                listing = ", ".join(f"{name} on {device}" for name, device in given.items())
+                raise InputError(f"{function}: expected tensors of one device, got {listing}; Tensor.to moves them.")
 
 
 def require_one_dtype(function: str, **arguments: Tensor | None) -> None:
@@ -112,7 +117,7 @@ def require_broadcasts_to(function: str, name: str, value: Any, shape: Sequence[
 def broadcast(*shapes: Sequence[int]) -> bool:
     """Whether shapes broadcast with each other."""
     differ = _comparison()
-    if differ is operator.ne and all(shape == shapes[0] for shape in shapes[1:]):  # quick
+    if differ is operator.ne and shapes.count(shapes[0]) == len(shapes):  # quick
         return True
     rank = max(map(len, shapes))
     for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):

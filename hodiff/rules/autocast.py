@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.torch_internals.interception import autocasts
+
 # Under autocast, torch casts 16-bit arguments of functions in IN_FLOAT32 to float32, and float32 arguments of functions
 # in LOWERED to 16 bits (ATen/autocast_mode.h and .cpp). Composites of such functions are listed, too.
 _LOSSES = (
@@ -57,6 +59,8 @@ def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
     """Cast tensors as `torch.autocast` casts arguments of a matrix product; float64 is kept."""
     # A Function calls operators below autocast in forward and again in backward, where autocast is off. To give both
     # the same dtype, cast before the Function, and differentiate the cast with it.
+    if not torch.compiler.is_compiling() and not autocasts():
+        return arguments
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
 
 

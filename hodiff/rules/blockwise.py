@@ -22,7 +22,7 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.autocast import without_autocast
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.batching import is_legacy_batched
-from hodiff.torch_internals.tensors import is_zero_without_memory
+from hodiff.torch_internals.tensors import broadcast_shape, is_zero_without_memory
 
 # Elements in a block: as many as fit a processor's caches, or keep a GPU busy.
 AUTO = {"cpu": 2**20, "cuda": 2**25}
@@ -73,13 +73,6 @@ def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]
                 yield (piece, *inner)
 
 
-def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
-    """Return the shape that shapes broadcast to, faster than torch.broadcast_shapes."""
-    rank = max(map(len, shapes))
-    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]
-
-
 def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
     """Return a view of the part of a tensor that broadcasts with a block, given the slices of the block."""
     if not slices:
@@ -99,7 +92,7 @@ def block_by_block(
     if len(cuts) == 1:
         return formula(*tensors)
     x = tensors[0]
-    shape = broadcast_shape(*(each.shape for each in tensors))
+    shape = broadcast_shape(*[each.shape for each in tensors])
     y = x.new_empty(without(dim, shape) if reduces else shape)
     for cut in cuts:
         *parts, part = [block_of(each, cut, x.dim()) for each in (*tensors, y)]

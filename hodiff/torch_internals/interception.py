@@ -148,8 +148,9 @@ class EagerDispatchMode(TorchDispatchMode):
 
 def makes_last_graph() -> bool:
     """Whether an active mode declares that nothing will differentiate the graph that is being made."""
-    modes: list[Any] = _get_current_dispatch_mode_stack() if dispatch_mode_count() else []
-    return any(getattr(mode, "makes_last_graph", False) for mode in modes)
+    return bool(dispatch_mode_count()) and any(
+        getattr(mode, "makes_last_graph", False) for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 # The operator that torch's function calls after checking its arguments; modes see it.

@@ -163,7 +163,6 @@ NAMES = (
     "torch._functorch.eager_transforms.linearize",
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
-    "torch._functorch.utils.unwrap_dead_wrappers",
     "torch._functorch.vmap",
     "torch._functorch.vmap._add_batch_dim",
     "torch._functorch.vmap._remove_batch_dim",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses import fake_tensor
@@ -36,6 +37,17 @@ def stands_for_tensor(value: Any) -> bool:
         return getattr(kind, "is_stand_in", False)
     # Dynamo of torch 2.11 and 2.12 cannot trace hasattr for every type.
     return getattr(kind, "__torch_function__", None) is not None
+
+
+def broadcast_shape(*shapes: torch.Size) -> torch.Size:
+    """Return the shape that shapes broadcast to; `torch.broadcast_shapes` makes 40 Python calls."""
+    if torch.compiler.is_compiling():
+        return torch.broadcast_shapes(*shapes)
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(each)) + each for each in shapes]
+    return torch.Size([next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)])
 
 
 def in_trace() -> bool:

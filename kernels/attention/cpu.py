@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from hodiff.kernels.attention import problem
 from hodiff.kernels.attention.options import Options
 from hodiff.kernels.fused_library import is_plain, run, unwatched
+from hodiff.torch_internals.tensors import broadcast_shape
 
+_TANGENTS = {"q_t", "k_t", "v_t", "mask_t", "g_t"}
 _KERNELS = {torch.float32: "float", torch.float64: "double"}
 # Rows of a panel, which is multiplied with all keys: more rows reuse operands more often, fewer fit a cache.
 HEIGHT = 32
@@ -27,26 +31,70 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
     if not unwatched():
         return False
     q = inputs["q"]
-    return (
-        q.is_floating_point()
-        and q.dim() - 2 <= problem.BATCH_DIMENSIONS
-        and all(is_plain(each) for each in inputs.values())
-    )
+    fits = q.is_floating_point() and q.dim() - 2 <= problem.BATCH_DIMENSIONS
+    return fits and all(map(is_plain, inputs.values()))
+
+
+class _Prepared(NamedTuple):
+    """What calls on tensors of the same shapes and strides share.
+
+    Attributes:
+        call: The call, without addresses of tensors.
+        batch: The joint batch dimensions.
+        memory: Elements of scratch memory of each thread.
+        shapes: Shapes of the results.
+        parts: Shapes of the partial gradients of keys and values, if the rows of a group are cut.
+        pieces: Number of gradients of the mask to add up.
+    """
+
+    call: problem.Problem
+    batch: tuple[int, ...]
+    memory: int
+    shapes: dict[str, tuple[int, ...]]
+    parts: dict[str, tuple[int, ...]]
+    pieces: int
 
 
 def attention(
-    inputs: Mapping[str, Tensor], results: Sequence[str], options: Options, head_keys: Tensor | None
+    inputs: Mapping[str, Tensor], results: tuple[str, ...], options: Options, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Compute the wanted among "out" and the gradients of "q", "k", "v", "mask", or, given tangents, their tangents."""
     # Results have the joint batch, and the caller sums over broadcast dimensions. Only the gradient of the mask has the
     # mask's shape.
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
-    heads, (length, keys) = math.prod(batch), (q.shape[-2], k.shape[-2])
+    q = inputs["q"]
+    layouts = tuple([(name, each.dtype, each.shape, each.stride()) for name, each in inputs.items()])
+    prepared = _prepare(layouts, results, options, torch.get_num_threads())
+    call = problem.Problem.from_buffer_copy(prepared.call)
+    for name, each in inputs.items():
+        getattr(call, name).data = each.data_ptr()
+    if head_keys is not None:
+        head_keys = head_keys.expand(*prepared.batch, 1, 1).contiguous()
+        call.head_keys = head_keys.data_ptr()
+    found = {name: (q.new_zeros if name == "mask" else q.new_empty)(shape) for name, shape in prepared.shapes.items()}
+    for name, each in found.items():
+        setattr(call, problem.OUTPUTS[name], each.data_ptr())
+    parts = {name: q.new_empty(shape) for name, shape in prepared.parts.items()}
+    for name, each in parts.items():
+        setattr(call, f"parts_{name}", each.data_ptr())
+    memory = q.new_empty(prepared.memory)
+    at = -(-memory.data_ptr() // _LINE) * _LINE
+    moving = not _TANGENTS.isdisjoint(inputs)
+    run(f"hodiff_attention_{_KERNELS[q.dtype]}", ctypes.addressof(call), at, moving, "g" in inputs)
+    if "mask" in found:
+        found["mask"] = found["mask"].flatten(0, 1).sum(0) if prepared.pieces > 1 else found["mask"][0, 0]
+    return tuple(map(found.__getitem__, results))
+
+
+@lru_cache(maxsize=256)
+def _prepare(layouts: Any, results: tuple[str, ...], options: Options, threads: int) -> _Prepared:
+    """Lay out the work for tensors given by name, dtype, shape and stride."""
+    shapes = {name: shape for name, _, shape, _ in layouts}
+    q, k, v = shapes["q"], shapes["k"], shapes["v"]
+    batch = tuple(broadcast_shape(*[shape[:-2] for shape in shapes.values()]))
+    heads, (length, keys) = math.prod(batch), (q[-2], k[-2])
     height = min(HEIGHT, -(-length // _STEP) * _STEP)
-    threads = torch.get_num_threads()
     # Heads that share a matrix of the mask's gradient.
-    grouped = inputs["mask"].shape[:-2] if "mask" in results else batch
+    grouped = shapes["mask"][:-2] if "mask" in results else batch
     groups = math.prod(grouped)
     chunks = _chunks(groups, -(-length // height), threads)
     slices = _slices(groups * chunks, heads // groups, threads)
@@ -65,49 +113,28 @@ def attention(
         threads=min(threads, groups * chunks * slices),
         scale=options.scale,
         softcap=options.softcap or 0.0,
+        threshold=min(round(options.dropout_p * 2**32), 2**32 - 1) if options.dropout_p else 0,
+        kept=1 / (1 - options.dropout_p) if 0 < options.dropout_p < 1 else 0.0,
     )
-    for name, each in inputs.items():
-        setattr(call, name, _described(each))
-    if "mask" in inputs:
-        call.mask_kind = problem.MASK_KINDS["boolean" if inputs["mask"].dtype == torch.bool else "additive"]
-    if head_keys is not None:
-        head_keys = head_keys.expand(*batch, 1, 1).contiguous()
-        call.head_keys = head_keys.data_ptr()
-        call.threshold = min(round(options.dropout_p * 2**32), 2**32 - 1)
-        call.kept = 1 / (1 - options.dropout_p) if options.dropout_p < 1 else 0.0
-    shapes = {
-        "out": (*batch, length, v.shape[-1]),
-        "q": (*batch, length, q.shape[-1]),
-        "k": (*batch, keys, k.shape[-1]),
-        "v": (*batch, keys, v.shape[-1]),
-    }
-    found = {name: q.new_empty(shapes[name]) for name in results if name != "mask"}
-    if chunks > 1:
-        parts = {name: q.new_empty(chunks, slices, groups, *shapes[name][-2:]) for name in "kv" if name in found}
-        for name, each in parts.items():
-            setattr(call, f"parts_{name}", each.data_ptr())
+    for name, dtype, shape, stride in layouts:
+        steps = [0 if size == 1 else step for size, step in zip(shape, stride, strict=True)]
+        setattr(call, name, problem.Tensor(None, shape[-1], _in_front(0, steps[:-2]), *steps[-2:]))
+        if name == "mask":
+            call.mask_kind = problem.MASK_KINDS["boolean" if dtype == torch.bool else "additive"]
+    last = {"out": (length, v[-1]), "q": (length, q[-1]), "k": (keys, k[-1]), "v": (keys, v[-1])}
+    made = {name: (*batch, *last[name]) for name in results if name != "mask"}
+    parts = {name: (chunks, slices, groups, *last[name]) for name in "kv" if name in made and chunks > 1}
     if "mask" in results:
-        mask = inputs["mask"]
-        call.mask_rows, call.mask_columns = mask.shape[-2:]
-        found["mask"] = mask.new_zeros(slices, chunks if mask.shape[-2] == 1 else 1, *mask.shape)
-    for name, each in found.items():
-        setattr(call, problem.OUTPUTS[name], each.data_ptr())
-    kernel, at = _KERNELS[q.dtype], ctypes.addressof(call)
-    memory = q.new_empty(run(f"hodiff_attention_memory_{kernel}", at) * call.threads + _LINE)
-    moving = any(name.endswith("_t") for name in inputs)
-    run(f"hodiff_attention_{kernel}", at, -(-memory.data_ptr() // _LINE) * _LINE, moving, "g" in inputs)
-    if "mask" in found:
-        found["mask"] = found["mask"].flatten(0, 1).sum(0) if slices * chunks > 1 else found["mask"][0, 0]
-    return tuple(found[name] for name in results)
+        mask = shapes["mask"]
+        call.mask_rows, call.mask_columns = mask[-2:]
+        made["mask"] = (slices, chunks if mask[-2] == 1 else 1, *mask)
+    kernel = _KERNELS[layouts[0][1]]
+    memory = run(f"hodiff_attention_memory_{kernel}", ctypes.addressof(call)) * call.threads + _LINE
+    return _Prepared(call, batch, memory, made, parts, slices * chunks)
 
 
 def _in_front(value: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return (*[value] * (problem.BATCH_DIMENSIONS - len(sizes)), *sizes)
-
-
-def _described(tensor: Tensor) -> problem.Tensor:
-    strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return problem.Tensor(tensor.data_ptr(), tensor.shape[-1], _in_front(0, strides[:-2]), *strides[-2:])
 
 
 def _chunks(groups: int, panels: int, threads: int) -> int:

@@ -29,6 +29,7 @@ from hodiff.errors import InputError
 from hodiff.kernels.attention.options import Options
 from hodiff.kernels.attention.triton_gradients import keys_pass, queries_pass
 from hodiff.kernels.attention.triton_output import output_pass
+from hodiff.torch_internals.tensors import broadcast_shape
 
 WIDEST = 256
 
@@ -178,7 +179,7 @@ class _Call:
         _require(q, k, v)
         self.inputs = (q, k, v)
         given = [each for each in (q, k, v, mask) if each is not None]
-        self.batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in given)))
+        self.batch = tuple(broadcast_shape(*[each.shape[:-2] for each in given]))
         self.length, self.keys = q.shape[-2], k.shape[-2]
         self.head, self.wide = v.shape[-1], torch.promote_types(q.dtype, torch.float32)
         # Dimensions of size 1 need no index, but a kernel's tuple may not be empty.

@@ -85,6 +85,7 @@ CALLS = [
     (F.conv_transpose3d, (VOLUME, randn(2, 1, 2, 2, 2), randn(1), 2, 1, 1, 1, 1), {}),
     *((f, (20 * X.abs() + 40,), {}) for f in (torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit, F.sigmoid)),
     *((f, (20 * X.abs() + 40,), {}) for f in (torch.tanh, torch.Tensor.tanh, F.tanh, F.tanhshrink)),
+    *((f, (20j * X.abs() + 40j,), {}) for f in (torch.tan, torch.Tensor.tan)),
     (F.logsigmoid, (20 * X.abs() + 40,), {}),
     *((f, (X,), {}) for f in (torch.expm1, torch.Tensor.expm1, torch.special.expm1, F.softsign)),
     *((f, (X,), {}) for f in (torch.asinh, torch.Tensor.asinh, torch.arcsinh, torch.Tensor.arcsinh)),

@@ -205,3 +205,40 @@ def test_atan2_gradient_survives_overflow_of_squares(dtype, y, x, transform):
         assert torch.equal(torch.atan2(y.requires_grad_(), x).detach(), torch.atan2(y.detach(), x))
         got = [transform(torch.atan2, argnums=i)(y.detach(), x).item() for i in (0, 1)]
     assert got == pytest.approx(expected, rel=8 * torch.finfo(dtype).eps)
+
+
+# Real parts, or imaginary parts of tan, at which torch's derivatives from the rounded value lose all digits.
+FAR = (20 + 0.3j, -21 + 1j, 5.5 - 2j, 0.4 + 0.2j)
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "points"),
+    [
+        ("tanh", mpmath.tanh, FAR),
+        ("tan", mpmath.tan, [1j * each for each in FAR]),
+        ("sigmoid", lambda z: 1 / (1 + mpmath.exp(-z)), FAR),
+        ("expm1", mpmath.expm1, [-20 + 0.2j, 0.1 + 0.3j]),
+    ],
+)
+def test_tails_of_complex_functions_keep_their_digits(name, exact, points):
+    z = torch.tensor(points, dtype=torch.complex128)
+    function, ones = getattr(torch, name), torch.ones_like(z)
+    leaf = z.clone().requires_grad_()
+
+    def derivative(z):
+        return torch.func.jvp(function, (z,), (ones,))[1]
+
+    with hodiff.corrected():
+        value = function(leaf)
+        (gradient,) = torch.autograd.grad(value, leaf, ones, create_graph=True)
+        (product,) = torch.autograd.grad(gradient, leaf, ones)
+        first, second = torch.func.jvp(derivative, (z,), (ones,))
+        in_place = getattr(z.clone().requires_grad_() * 1, f"{name}_")()
+    assert torch.equal(value, function(z))
+    assert torch.equal(in_place, value)
+    with mpmath.workdps(60):
+        # Gradients are conjugate to the derivatives.
+        for order, found in ((1, gradient.conj()), (1, first), (2, product.conj()), (2, second)):
+            for point, got in zip(points, found.tolist(), strict=True):
+                truth = complex(mpmath.diff(exact, point, order))
+                assert abs(got - truth) <= 1e-13 * abs(truth)

@@ -21,6 +21,7 @@ POINTS = {
     "mvlgamma": (1.5, 30.0),
     "sigmoid": (38.0, 0.3),
     "sinc": (1e-10, 0.3),
+    "tan": (0.3, 1.2),  # corrected for complex numbers alone
     "tanh": (20.0, 0.3),
 }
 OTHERS = {"mvlgamma": (2,), "logit": (0.1,)}

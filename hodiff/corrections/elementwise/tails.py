@@ -82,18 +82,46 @@ def sigmoid(x: Tensor) -> Tensor:
     reference="$\\sigma(x) \\sigma(-x)$",
 )
 def _sigmoid(input: Tensor) -> Any:
+    if _is_far(input):
+        return with_value(0.5 + 0.5 * _tanh_of_complex(0.5 * input), torch.sigmoid(input.detach()))
     return Logistic.call(input) if saturates(input) else UNNEEDED
 
 
 @loses_tails(*forms_of("tanh"), reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
+    if _is_far(input):
+        return _tanh_of_complex(input)
     return Tanh.call(input) if _exceeds_either_way(input, _COMMON_LIMIT) else UNNEEDED
+
+
+@loses_tails(*forms_of("tan"), reference="$-i \\tanh(i z)$ of complex numbers")
+def _tan(input: Tensor) -> Any:
+    if not input.is_complex() or not _is_far(1j * input):
+        return UNNEEDED
+    return with_value(-1j * _tanh_of_complex(1j * input), torch.tan(input.detach()))
 
 
 @loses_tails(F.tanhshrink, reference="torch.tanh")
 def _tanhshrink(input: Tensor) -> Any:
     tanh = _tanh(input)
     return input - tanh if isinstance(tanh, Tensor) else tanh
+
+
+def _is_far(z: Tensor) -> bool:
+    """Whether complex numbers on a CPU are in the tails of tanh along the real axis."""
+    if not (z.is_cpu and z.is_complex() and may_be_differentiated((z,))):
+        return False
+    plain = numbers_of(z)
+    return plain is not None and plain.real.abs().max().item() > _COMMON_LIMIT
+
+
+def _tanh_of_complex(z: Tensor) -> Tensor:
+    r"""Compute $\pm(1 - 2 e / (1 + e))$ with $e = e^{\mp 2z}$ in the tails, where torch's $1 - \tanh^2 z$ cancels."""
+    real = z.detach().real
+    far, sign = real.abs() > _COMMON_LIMIT, torch.where(real < 0, -1.0, 1.0).to(real.dtype)
+    e = torch.exp(-2 * torch.where(far, sign * z, _COMMON_LIMIT))
+    tail = sign * (1 - 2 * e / (1 + e))
+    return with_value(torch.where(far, tail, torch.tanh(torch.where(far, 0, z))), torch.tanh(z.detach()))
 
 
 @loses_tails(F.logsigmoid, reference="derivatives of $\\sigma(-x)$")
@@ -183,8 +211,12 @@ class InverseRoot(ElementwiseFunction):
         return -(x * r) * (r * r)
 
 
-def _elementwise(value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
-    """Return a rule for real tensors with the given value and derivative."""
+def _elementwise(
+    value: Callable[[Tensor], Tensor],
+    derivative: Callable[[Tensor], Tensor],
+    of_complex: Callable[[Tensor], Tensor] | None = None,
+) -> Callable[[Tensor], Any]:
+    """Return a rule with the given value and derivative; complex tensors get the derivatives of `of_complex`."""
 
     class Elementwise(ElementwiseFunction):
         @staticmethod
@@ -196,6 +228,8 @@ def _elementwise(value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor
             return derivative(x)
 
     def rule(input: Tensor) -> Any:
+        if input.is_complex() and of_complex is not None and may_be_differentiated((input,)):
+            return with_value(of_complex(input), value(input.detach()))
         return Elementwise.call(input) if input.is_floating_point() else UNNEEDED
 
     return rule
@@ -207,7 +241,7 @@ def _square(x: Tensor) -> Tensor:
 
 _OVERFLOWS = "derivatives are zero if the square of the argument overflows"
 
-loses_tails(*forms_of("expm1"), reference="$e^x$")(_elementwise(torch.expm1, torch.exp))
+loses_tails(*forms_of("expm1"), reference="$e^x$")(_elementwise(torch.expm1, torch.exp, torch.exp))
 loses_tails(F.softsign, reference="$1 / (1 + |x|)^2$")(
     _elementwise(F.softsign, lambda x: _square((1 + x.abs()).reciprocal()))
 )

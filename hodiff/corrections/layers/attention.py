@@ -16,9 +16,9 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.subclasses import for_subclasses
 from hodiff.errors import RouteError
 from hodiff.functions.attention.attention import attend, attention
-from hodiff.functions.attention.attention_arguments import Band
+from hodiff.functions.attention.attention_arguments import Band, require_options
 from hodiff.functions.attention.packed import packed_attention
-from hodiff.functions.attention.sharded import is_distributed
+from hodiff.functions.attention.sharded import any_distributed
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax
@@ -55,9 +55,10 @@ def _attention_of_subclasses(
 ) -> Any:
     """Attention of sharded tensors, or of jagged ones, (B, H, j, E) by `transpose(1, 2)` of jagged (B, j, H, E)."""
     given = (query, key, value)
-    if any(map(is_distributed, (*given, attn_mask))):
+    if any_distributed(*given, attn_mask):
         if not may_be_differentiated((*given, attn_mask)) or (is_causal and attn_mask is not None):
             return NotImplemented
+        require_options(scale, dropout_p)
         return attend(query, key, value, attn_mask, scale, Band(is_causal), dropout_p, None, enable_gqa)
     if attn_mask is not None or dropout_p or not may_be_differentiated(given):
         return NotImplemented
@@ -138,6 +139,7 @@ def _scaled_dot_product_attention(
     if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2 and key.shape[-3] != value.shape[-3]:
         key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
         enable_gqa = False
+    require_options(scale, dropout_p)
     return attend(query, key, value, attn_mask, scale, Band(is_causal), float(dropout_p), None, enable_gqa)
 
 

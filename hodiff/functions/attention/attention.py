@@ -25,9 +25,10 @@ from hodiff.functions.attention.attention_arguments import (
     require_options,
 )
 from hodiff.functions.attention.attention_function import apply
-from hodiff.functions.attention.sharded import by_shards, is_distributed
+from hodiff.functions.attention.sharded import any_distributed, by_shards
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.autocast import autocast_like_torch
+from hodiff.torch_internals.tensors import broadcast_shape
 
 
 @overridable
@@ -116,11 +117,10 @@ def attend(
     enable_gqa: bool,
     softcap: float | None = None,
 ) -> Tensor:
-    """`attention`, with torch's own generator for the seed of dropout if none is given."""
-    require_options(scale, dropout_p)
+    """`attention` with checked options, and torch's own generator for the seed of dropout if none is given."""
     if isinstance(mask, Tensor) and mask.dim() < 2:
         mask = mask[(None,) * (2 - mask.dim())]
-    if not torch.compiler.is_compiling() and any(map(is_distributed, (q, k, v, mask))):
+    if not torch.compiler.is_compiling() and any_distributed(q, k, v, mask):
 
         def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return attend(q, k, v, mask, scale, band, 0.0, None, enable_gqa, softcap)
@@ -132,14 +132,13 @@ def attend(
         q, k, v, mask = grouped_heads(q, k, v, mask)
     require_batches(q, k, v, mask)
     # Make ranks equal, so that a batch of vmap in front of all tensors still broadcasts.
-    rank = max(each.dim() for each in (q, k, v, mask) if each is not None)
-    aligned: Any = (None if each is None else each[(None,) * (rank - each.dim())] for each in (q, k, v, mask))
+    rank = max(q.dim(), k.dim(), v.dim(), 0 if mask is None else mask.dim())
+    aligned: Any = [x if x is None or x.dim() == rank else x[(None,) * (rank - x.dim())] for x in (q, k, v, mask)]
     q, k, v, mask = aligned
-    weights = (q, k) if mask is None else (q, k, mask)
-    batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in weights)))
+    batch = tuple(broadcast_shape(*[each.shape[:-2] for each in (q, k, mask) if each is not None]))
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
     # Sizes may be symbols, which have no hash and no order.
-    if any(size == 0 for size in (*batch, q.shape[-2], k.shape[-2])):
+    if 0 in batch or q.shape[-2] == 0 or k.shape[-2] == 0:
         output = (scale * q @ k.mT) @ v
     else:
         seed = _seed(generator, rank, q.device) if dropout_p else None

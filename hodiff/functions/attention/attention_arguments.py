@@ -18,8 +18,10 @@ from hodiff.common.options import is_int, require_choice, require_number
 from hodiff.errors import InputError
 from hodiff.rules.arguments import broadcast, require_dense, require_dense_floating, require_one_device
 from hodiff.rules.blockwise import Plan
+from hodiff.torch_internals.tensors import broadcast_shape
 
 Corner = Literal["upper-left", "lower-right"]
+_CORNERS = get_args(Corner)
 
 
 class Band(NamedTuple):
@@ -44,7 +46,7 @@ def rows_plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
     mask_has_rows = mask is not None and mask.shape[-2] > 1
     own = (True, False, False, mask_has_rows)
     rest = {5: (), 6: (True,), 9: own, 11: (True, *own, True)}[len(tensors)]
-    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, mask) if each is not None))
+    batch = broadcast_shape(*[each.shape[:-2] for each in (q, k, mask) if each is not None])
     return Plan(q.shape[-2], math.prod(batch) * k.shape[-2], (*own, False, *rest), outputs)
 
 
@@ -78,8 +80,8 @@ def divides(shared: int, heads: int) -> bool:
 def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
     """Raise if the tensors and the `mask` argument do not fit together."""
     require_dense_floating("attention", q=q, k=k, v=v)
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if min(q.dim(), k.dim(), v.dim()) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         raise InputError(f"attention: expected q (..., L, E), k (..., S, E) and v (..., S, F), got {shapes}.")
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(
@@ -117,14 +119,14 @@ def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Non
 
 def require_band(window: Any, corner: Any) -> None:
     """Raise if the window or the corner is invalid."""
-    sides = window if isinstance(window, (tuple, list)) else ()
-    counts = [each is None or (is_int(each) and each >= 0) for each in sides]
-    if window is not None and not (len(counts) == 2 and all(counts)):
-        raise InputError(
-            f"attention: window: expected None or two numbers of keys, before and after a query, got {window!r}; None "
-            "as one of them means no bound."
-        )
-    require_choice("attention", "causal_corner", corner, get_args(Corner))
+    if window is not None:
+        sides = window if isinstance(window, (tuple, list)) else ()
+        if len(sides) != 2 or not all(each is None or (is_int(each) and each >= 0) for each in sides):
+            raise InputError(
+                "attention: window: expected None or two numbers of keys, before and after a query, got "
+                f"{window!r}; None as one of them means no bound."
+            )
+    require_choice("attention", "causal_corner", corner, _CORNERS)
 
 
 def require_options(scale: Any, dropout_p: Any) -> None:

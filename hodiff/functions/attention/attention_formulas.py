@@ -24,6 +24,7 @@ from hodiff.functions.attention.dropout import kept
 from hodiff.kernels import fused
 from hodiff.kernels.attention.options import Options
 from hodiff.torch_internals.operators import softmax_gradient
+from hodiff.torch_internals.tensors import broadcast_shape
 
 
 class _Seen(NamedTuple):
@@ -203,7 +204,7 @@ def _softmax(scores: Tensor) -> Tensor:
 def _softmax_derivative(p: Tensor, t: Tensor) -> Tensor:
     r"""Compute $P \circ (t - \delta(t))$ for a tangent of the scores or, by symmetry, a cotangent of the weights."""
     if p.shape != t.shape:
-        shape = torch.broadcast_shapes(p.shape, t.shape)
+        shape = broadcast_shape(p.shape, t.shape)
         p, t = p.expand(shape), t.expand(shape)
     return softmax_gradient(t, p, -1, p.dtype)
 

@@ -6,6 +6,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import compress
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from hodiff.functions.attention.dropout import head_keys
 from hodiff.kernels.attention import cpu
 from hodiff.kernels.attention.options import Options
 from hodiff.kernels.fused_library import is_plain, nothing_watches
-from hodiff.rules.any_order import in_dtype
 
 Given = dict[str, Any]
 Found = tuple[Tensor, ...] | None
@@ -29,18 +29,21 @@ def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
     if not cpu.takes(inputs):
         return None
     names = ("q", "k", "v", "mask")
-    results = (*(name for name, want in zip(names, wanted, strict=True) if want), *(("out",) if with_output else ()))
+    results = (*compress(names, wanted), *("out",) * with_output)
     seed, dtype = given["seed"], torch.promote_types(inputs["q"].dtype, torch.float32)
+    for name, each in inputs.items():
+        if each.dtype not in (dtype, torch.bool):
+            inputs[name] = each.to(dtype)
     found = cpu.attention(
-        {name: each if each.dtype == torch.bool else in_dtype(each, dtype) for name, each in inputs.items()},
+        inputs,
         results,
         options,
         None if seed is None else head_keys(seed, options.batch),
     )
-    return tuple(
+    return tuple([
         each if name == "out" else each.sum_to_size(inputs[name].shape)
         for name, each in zip(results, found, strict=True)
-    )
+    ])
 
 
 def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:

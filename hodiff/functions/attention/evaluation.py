@@ -16,6 +16,7 @@ from hodiff.kernels.attention.options import Options
 from hodiff.rules.blockwise import WithKernel, all_batched, blockwise
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.interception import makes_last_graph
+from hodiff.torch_internals.tensors import broadcast_shape
 
 # Arguments of the formulas, in order.
 _PRIMALS, _TANGENTS = ("q", "k", "v", "mask", "seed"), ("q_t", "k_t", "v_t", "mask_t")
@@ -95,7 +96,7 @@ def _(kind: str, tensors: Sequence[Any], wanted: Sequence[bool], with_output: bo
     del kind, options
     q, k, v, mask = tensors[:4]
     wide = torch.promote_types(q.dtype, torch.float32)
-    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, v, mask) if each is not None))
+    batch = broadcast_shape(*[each.shape[:-2] for each in (q, k, v, mask) if each is not None])
     found = [each.new_empty(each.shape, dtype=wide) for each, want in zip(tensors[:4], wanted, strict=True) if want]
     return found + [q.new_empty((*batch, q.shape[-2], v.shape[-1]), dtype=wide)] * with_output
 

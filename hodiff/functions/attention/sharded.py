@@ -12,10 +12,10 @@ from torch import Tensor
 from hodiff.errors import InputError
 
 
-def is_distributed(tensor: Any) -> bool:
-    """Whether the tensor is a DTensor; False if the module of DTensors is not loaded."""
+def any_distributed(*tensors: Any) -> bool:
+    """Whether a tensor is a DTensor; False if the module of DTensors is not loaded."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
 
 
 def by_shards(
@@ -24,9 +24,9 @@ def by_shards(
     """Attend within the shards of each rank; dimensions other than batches and heads are gathered first."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh = next(each.device_mesh for each in (q, k, v, mask) if is_distributed(each))
+    mesh = next(each.device_mesh for each in (q, k, v, mask) if isinstance(each, DTensor))
     given = [each for each in (q, k, v, mask) if each is not None]
-    if not all(is_distributed(each) and each.device_mesh == mesh for each in given):
+    if not all(isinstance(each, DTensor) and each.device_mesh == mesh for each in given):
         kinds = ", ".join(type(each).__name__ for each in given)
         raise InputError(
             f"attention: expected DTensors of one device mesh, got {kinds}; "

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
-from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape, without
+from hodiff.rules.blockwise import allows_in_place, block_by_block, without
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
+from hodiff.torch_internals.tensors import broadcast_shape
 
 
 class CrossEntropy(SavingFunction):
@@ -127,7 +128,7 @@ def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: floa
     index = class_of(target, ignore).expand(without(dim, shape))
     hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
     y = torch.softmax(x, dim)
-    if list(x.shape) != shape or not allows_in_place(x, target, g):
+    if x.shape != shape or not allows_in_place(x, target, g):
         y = y - smoothing / x.shape[dim] if smoothing else y
         return y.expand(shape).scatter_add(dim, index, hit) * g
     # Work in place on the softmax; only the product with a batch of g needs another tensor.

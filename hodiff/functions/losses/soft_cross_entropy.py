@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
-from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape
+from hodiff.rules.blockwise import allows_in_place, block_by_block
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
+from hodiff.torch_internals.tensors import broadcast_shape
 
 
 class SoftCrossEntropy(SavingFunction):
@@ -120,6 +121,6 @@ def _losses(x: Tensor, q: Tensor, dim: int) -> Tensor:
 
 def _gradient(x: Tensor, q: Tensor, g: Tensor, dim: int) -> Tensor:
     y = torch.softmax(x, dim) * _mass(x, q, dim)
-    if list(y.shape) != broadcast_shape(y.shape, q.shape, g.shape) or not allows_in_place(x, q, g):
+    if y.shape != broadcast_shape(y.shape, q.shape, g.shape) or not allows_in_place(x, q, g):
         return (y - q) * g
     return y.sub_(q).mul_(g)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted_product
 from hodiff.kernels import fused
-from hodiff.rules.blockwise import block_of, blocks, broadcast_shape
+from hodiff.rules.blockwise import block_of, blocks
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
+from hodiff.torch_internals.tensors import broadcast_shape
 
 
 class LogSumExp(SavingFunction):

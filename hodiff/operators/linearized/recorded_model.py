@@ -16,6 +16,7 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.grad_mode import gradients_of
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.tensors import stands_for_tensor
 
@@ -97,10 +98,10 @@ class RecordedModel:
         return _filled(pull_batch(self._pull, cotangents), self._primals, cotangents[0].shape[0])
 
     def _push(self, *tangents: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(self._pulled, self._cotangents, tangents, retain_graph=True, allow_unused=True)
+        return gradients_of(self._pulled, self._cotangents, tangents, keep=True)
 
     def _pull(self, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(self._outputs, self._primals, cotangents, retain_graph=True, allow_unused=True)
+        return gradients_of(self._outputs, self._primals, cotangents, keep=True)
 
 
 def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:

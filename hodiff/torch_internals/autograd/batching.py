@@ -75,7 +75,7 @@ def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any])
     top = functorch.peek_interpreter_stack()  # `interpreter` points into it
     interpreter = functorch.CVmapInterpreterPtr(top)
     level = interpreter.level()
-    inputs = unwrap_all_ended(tuple(inputs))
+    inputs = unwrap_all_ended(inputs)
     pairs = [functorch._unwrap_batched(x, level) if isinstance(x, Tensor) else (x, None) for x in inputs]
     in_dims = tuple(dim for _, dim in pairs)
     info = VmapInfo(batch_size=interpreter.batchSize(), randomness=_RANDOMNESS[interpreter.randomness()])

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import Variable, forward_ad, functional
+from torch.autograd.graph import GradientEdge
+from torch.overrides import has_torch_function
 
 from hodiff.torch_internals.autograd.graph_nodes import called_functions
 from hodiff.torch_internals.threads import one_thread_at_a_time
@@ -32,6 +34,34 @@ set_recording: Callable[[bool], None] = torch._C._set_grad_enabled
 # As torch.autograd.grad, without its checks, which take a third of the time of a small product.
 run_backward: Callable[..., tuple[Tensor | None, ...]] = Variable._execution_engine.run_backward
 in_jit_trace: Callable[[], bool] = torch._C._is_tracing
+
+
+def gradients_of(
+    outputs: Sequence[Tensor | GradientEdge],
+    operands: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    keep: bool,
+    graph: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Compute `torch.autograd.grad` with `allow_unused`, for cotangents that have the shapes of the outputs.
+
+    Args:
+        outputs: Tensors, or edges of a graph.
+        operands: Tensors to which the gradients are taken.
+        cotangents: A cotangent for each output.
+        keep: Whether the graph is kept.
+        graph: Whether the gradients carry a graph.
+
+    Returns:
+        The gradients; None for an operand that the outputs do not depend on.
+    """
+    outputs, operands, cotangents = tuple(outputs), tuple(operands), tuple(cotangents)
+    if has_torch_function((*outputs, *operands)):  # a subclass, or a mode, replaces torch.autograd.grad
+        return torch.autograd.grad(
+            outputs, operands, cotangents, retain_graph=keep, create_graph=graph, allow_unused=True
+        )
+    return run_backward(outputs, cotangents, keep, graph, operands, True, accumulate_grad=False)
 
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:

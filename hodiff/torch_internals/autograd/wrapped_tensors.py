@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch._functorch import utils
 
 from hodiff.torch_internals.autograd.transforms import batching_levels, in_transform, outside_transforms
 
@@ -20,7 +19,11 @@ below_one: Callable[[Tensor], Tensor] = functorch.get_unwrapped
 level_of: Callable[[Tensor], int] = functorch.maybe_get_level
 # A wrapper may outlive its transform; the tensor inside is then a constant, which operators unwrap.
 unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
-unwrap_all_ended: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
+
+
+def unwrap_all_ended(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Apply `unwrap_if_ended` to the tensors among some values."""
+    return tuple([unwrap_if_ended(each) if isinstance(each, Tensor) else each for each in values])
 
 
 def is_watched(tensor: Tensor) -> bool:
