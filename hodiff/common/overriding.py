@@ -10,48 +10,32 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from hodiff.common.running_pass import running_pass
 from hodiff.torch_internals.tensors import stands_for_tensor as stands_for_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# Handlers of calls whose function arguments may close over tensor-like values. They return the result, or
-# NotImplemented. Packages that import this one add them.
-CLOSURE_WATCHERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
-
-
-# Contexts in which no tensor-like value may reach a torch function. Packages that import this one add them.
-TENSORS_ALONE: list[Callable[[], AbstractContextManager[Any]]] = []
-
-
-# Whether a tensor-like value has a derivative at present. Packages that import this one add the tests.
-MOVING: list[Callable[[Any], bool]] = []
-
-
 def is_moving(value: Any) -> bool:
     """Whether a value is tensor-like and has a derivative that only torch's functions see."""
-    return stands_for_tensor(value) and any(moving(value) for moving in MOVING)
+    return getattr(type(value), "is_stand_in", False) and bool(value.is_moving())
 
 
 def tensors_alone() -> AbstractContextManager[Any]:
     """Return a context for code that would treat tensor-like values as constants."""
     if torch.compiler.is_compiling():
         return nullcontext()
-    for made in TENSORS_ALONE:
-        return made()
-    return nullcontext()
+    running = running_pass()
+    return nullcontext() if running is None else running.tensors_alone()
 
 
 def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Offer a call to tensor-like leaves and to the closure watchers; return the result, or NotImplemented."""
+    """Offer a call to tensor-like leaves and to the running pass; return the result, or NotImplemented."""
     for each in _leaves((args, kwargs)):
         if stands_for_tensor(each):
             return each.__torch_function__(function, (type(each),), args, kwargs)
-    for watch in CLOSURE_WATCHERS:
-        result = watch(function, args, kwargs)
-        if result is not NotImplemented:
-            return result
-    return NotImplemented
+    running = running_pass()
+    return NotImplemented if running is None else running.call_closing_over(function, args, kwargs)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

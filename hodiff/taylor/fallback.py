@@ -16,8 +16,8 @@ from hodiff.derivatives.products_by_route import pull, push
 from hodiff.errors import InputError, RouteError
 from hodiff.recompute.reachable import RefuseForeign
 from hodiff.taylor.jets import Jet, new_jet
-from hodiff.taylor.jets_in_arguments import Batched, along_directions, call, one_after_another
-from hodiff.taylor.running import as_constant, at_the_moment, is_moving
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, at_the_moment, call, one_after_another
+from hodiff.taylor.running import as_constant
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform, is_wrapped
 from hodiff.torch_internals.custom_operators import has_formula, loses_tangents
@@ -129,7 +129,7 @@ def _series(
             points = [_point(value, coefficients[i * top : (i + 1) * top], t) for i, value in enumerate(values)]
 
             def point(jet: Jet) -> Any:
-                if not is_moving(jet):
+                if not jet.is_moving():
                     return jet.value
                 _require_running(jet, t)
                 closed_over.append(jet)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,16 +13,15 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import overrides_functions
 from hodiff.corrections import Corrections
-from hodiff.corrections.rules.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import _HANDLERS, Jet, TensorJet, is_plain_tensor, new_jet, tensor_of
-from hodiff.taylor.jets_in_arguments import call, value_of
+from hodiff.taylor.jets import Jet, TensorJet, is_plain_tensor, jets_in, new_jet, tensor_of
+from hodiff.taylor.jets_in_arguments import at_the_moment, call, value_of
 from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
-from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
+from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not_be_met
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
-from hodiff.taylor.steps_of_lengths import STEPS, along_each_side
+from hodiff.taylor.steps_of_lengths import PIECEWISE, along_each_side
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.grad_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -71,9 +70,8 @@ _FACTORIES = frozenset(
 )
 
 
-def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handle(jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function's rule in the deepest frame of its jets; jets of other frames are constants."""
-    jets = [*jets_in(args), *jets_in(kwargs)] if kwargs else [*jets_in(args)]
     frame = jets[0].frame
     for jet in jets:
         if jet.frame.ended:
@@ -203,7 +201,7 @@ _IN_OWN_MEMORY = frozenset({
 
 def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_kinked = frame.kink.is_met and any(jet.is_kinked for jet in jets_in((args, kwargs)))
-    if is_kinked and entry.name in STEPS:
+    if is_kinked and entry.name in PIECEWISE:
         result = along_each_side(frame, partial(_apply, frame, entry), func, args, kwargs)
     else:
         result = _apply(frame, entry, func, args, kwargs)
@@ -279,19 +277,3 @@ def _requires_grad(tree: Any) -> bool:
     if not isinstance(tree, (list, tuple, dict)):
         return False
     return any(_requires_grad(each) for each in (tree.values() if isinstance(tree, dict) else tree))
-
-
-def jets_in(tree: Any) -> Iterator[Jet]:
-    """Yield the jets in a tree of lists, tuples and dicts."""
-    if isinstance(tree, Jet):
-        yield tree
-    elif isinstance(tree, (list, tuple, dict)):
-        for each in tree.values() if isinstance(tree, dict) else tree:
-            if isinstance(each, Jet):
-                yield each
-            elif isinstance(each, (list, tuple, dict)):
-                yield from jets_in(each)
-
-
-_HANDLERS.append(handle)
-SWITCH_WATCHERS.append(switch)

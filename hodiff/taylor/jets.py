@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.taylor.python_operators import PythonOperators
+from hodiff.taylor.running import as_constant, is_constant_here
 from hodiff.taylor.series import Coefficient, Coefficients, Frame
 from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import level_of
 from hodiff.torch_internals.tensors import VERSION, without_memory
 
-# Set by `calls`, which imports the rules; the rules import this module.
-_HANDLERS: list[Callable[..., Any]] = []
 
-
-class Jet:
+class Jet(PythonOperators):
     """A truncated power series that replaces a tensor.
 
     `new_jet` creates a `TensorJet`, which is a tensor to Python and torch. A compiler cannot trace the construction of
@@ -32,6 +31,8 @@ class Jet:
         support: Directions of the slots of coefficients, unless these hold all directions in order.
     """
 
+    # Marks the class for corrections and `hodiff.common.overriding`: it has rules for all functions.
+    is_stand_in = True
     # NumPy defers operators to the jet.
     __array_ufunc__ = None
 
@@ -82,6 +83,13 @@ class Jet:
         """Coefficient 0."""
         return self.in_slots()[0]
 
+    def is_moving(self) -> bool:
+        """Whether it has derivatives that are not switched off."""
+        frame = self.frame
+        if frame.ended or frame.moment is as_constant or (frame.moment is None and is_constant_here(frame)):
+            return False
+        return any(each is not None for each in self.in_slots()[1:])
+
     def as_view(self, base: Jet, taken: Callable[[Any], Any], *, exact: bool = True) -> Jet:
         """Make this jet a view of `base`, which sees writes to the base."""
         base.in_slots()  # Updates the base's version.
@@ -97,7 +105,8 @@ class Jet:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _HANDLERS[0](func, args, kwargs or {})
+        jets = [*jets_in(args), *jets_in(kwargs)] if kwargs else [*jets_in(args)]
+        return jets[0].frame.handle(jets, func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -107,7 +116,7 @@ class Jet:
             raise AttributeError(f"a jet has no attribute {name!r}, nor has a tensor")
         if callable(found):
             return _Method(self, found)
-        return _HANDLERS[0](found.__get__, (self,), {})
+        return self.__torch_function__(found.__get__, (), (self,))
 
     @property
     def requires_grad(self) -> bool:
@@ -116,7 +125,7 @@ class Jet:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        _HANDLERS[0](Tensor.requires_grad_, (self, value), {})
+        self.__torch_function__(Tensor.requires_grad_, (), (self, value))
 
     def is_complex(self) -> bool:
         """Whether the value is complex."""
@@ -129,7 +138,7 @@ class Jet:
     @property
     def H(self) -> Any:  # noqa: N802
         """Conjugate transpose of a matrix."""
-        return _HANDLERS[0](Tensor.adjoint, (self,), {})
+        return self.__torch_function__(Tensor.adjoint, (), (self,))
 
     mH = H  # noqa: N815
 
@@ -185,6 +194,18 @@ def level_of_all(coefficients: Sequence[Coefficient]) -> int:
     return max(0, *levels)
 
 
+def jets_in(tree: Any) -> Iterator[Jet]:
+    """Yield the jets in a tree of lists, tuples and dicts."""
+    if isinstance(tree, Jet):
+        yield tree
+    elif isinstance(tree, (list, tuple, dict)):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            if isinstance(each, Jet):
+                yield each
+            elif isinstance(each, (list, tuple, dict)):
+                yield from jets_in(each)
+
+
 def is_plain_tensor(x: Any) -> TypeGuard[Tensor]:
     """Whether x is a tensor and not a jet."""
     return isinstance(x, Tensor) and not isinstance(x, Jet)
@@ -205,47 +226,7 @@ class _Method:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _HANDLERS[0](self.function, (self.jet, *args), kwargs)
-
-
-# Python operators and the torch functions that implement them; reflected operators swap the arguments.
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "pow": torch.pow},
-    **{"matmul": torch.matmul, "floordiv": torch.floor_divide, "mod": torch.remainder},
-    **{"neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not},
-    **{"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge},
-    **{"getitem": Tensor.__getitem__, "setitem": Tensor.__setitem__},
-    **{"float": Tensor.__float__, "int": Tensor.__int__, "complex": Tensor.__complex__, "index": Tensor.__index__},
-    **{"array": Tensor.__array__, "reduce_ex": Tensor.__reduce_ex__},
-}
-_REFLECTED = ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod")
-_IN_PLACE = {
-    "iadd": Tensor.add_,
-    "isub": Tensor.sub_,
-    "imul": Tensor.mul_,
-    "itruediv": Tensor.div_,
-    "ipow": Tensor.pow_,
-}
-
-
-def _operator(function: Any) -> Callable[..., Any]:
-    def call(self: Jet, *args: Any) -> Any:
-        return _HANDLERS[0](function, (self, *args), {})
-
-    return call
-
-
-def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Jet, other: Any) -> Any:
-        return _HANDLERS[0](function, (other, self), {})
-
-    return call
-
-
-for _name, _function in (*_OPERATORS.items(), *_IN_PLACE.items()):
-    setattr(Jet, f"__{_name}__", _operator(_function))
-for _name in _REFLECTED:
-    setattr(Jet, f"__r{_name}__", _reflected(_OPERATORS[_name]))
+        return self.jet.__torch_function__(self.function, (), (self.jet, *args), kwargs)
 
 
 # Attributes that are read from the value.
@@ -285,9 +266,6 @@ class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
 
     The underlying tensor has no memory: torch's functions reach `__torch_function__`; calls that bypass it are refused.
     """
-
-    # Marks the class for corrections: it has rules for all functions.
-    is_stand_in = True
 
     def __new__(cls, frame: Any, coefficients: Any, *_: Any) -> TensorJet:
         """Create the underlying tensor, with the dtype and device of the value."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.running import frames, is_constant_here, some_are_constant
 from hodiff.taylor.series import Frame
 from hodiff.torch_internals.autograd.func_calls import plain_vmap
 
@@ -76,6 +77,24 @@ def value_of(frame: Frame, tree: Any) -> Any:
     if isinstance(tree, (list, tuple)) and moves(frame, tree):
         return type(tree)(value_of(frame, each) for each in tree)
     return tree
+
+
+def at_the_moment(tree: Any) -> Any:
+    """Replace jets in a tree by tensors, where they are evaluated at a point or are constant."""
+    if not some_are_constant() and not any(frame.moment is not None for frame in frames()):
+        return tree
+    return pytree.tree_map_only(Jet, _point, tree)
+
+
+def _point(jet: Any) -> Any:
+    while isinstance(jet, Jet):
+        if jet.frame.moment is not None:
+            jet = jet.frame.moment(jet)
+        elif is_constant_here(jet.frame):
+            jet = jet.value
+        else:
+            break
+    return jet
 
 
 def coefficients_of(frame: Frame, x: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from traceback import walk_tb
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hodiff.common.module_state import at_another_point
-from hodiff.common.overriding import CLOSURE_WATCHERS, MOVING, TENSORS_ALONE
 from hodiff.common.randomness import RandomState, is_generator
+from hodiff.common.running_pass import running
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
 from hodiff.corrections import Corrections
 from hodiff.derivatives.origin import met_nested_tensor, raised_by_user
@@ -26,7 +26,7 @@ from hodiff.taylor import jet_calls as calls
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
 from hodiff.taylor.fallback import closed_over_by_forward, moment, unknown
-from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
+from hodiff.taylor.jets import Jet, is_plain_tensor, jets_in, tensor_of
 from hodiff.taylor.plain_tensors import compare, comparison_due, surroundings
 from hodiff.taylor.registry import RULES, keep_methods
 from hodiff.taylor.running import (
@@ -34,9 +34,8 @@ from hodiff.taylor.running import (
     as_constant,
     frames,
     is_constant_here,
-    is_moving,
-    is_running,
     knowing_no_jets,
+    switch,
     under_way,
 )
 from hodiff.taylor.series import Coefficient, Frame
@@ -48,33 +47,39 @@ from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 
 
-def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function unchanged; fall back to nested forward mode once it meets a jet."""
-    if not is_running() or all(frame.moment is not None for frame in frames()):
-        return NotImplemented
-    constant = [frame for frame in frames() if frame.moment is None and is_constant_here(frame)]
-    if constant:
-        # Jets stay constant, even if the function enables gradients inside.
-        with ExitStack() as held:
-            for frame in constant:
-                held.enter_context(moment(frame, as_constant))
-            return function(*args, **kwargs)
-    entry = RULES.get(function)
-    if entry is not None:
-        return entry.rule(frames()[-1], function, *args, **kwargs)
-    state = RandomState((), filter(is_generator, (*args, *kwargs.values())))
-    try:
-        with knowing_no_jets():
-            return function.__wrapped__(*args, **kwargs)
-    except JetMet as met:
-        state.rewind()
-        frame = met.frame
-    return unknown(frame, function, args, kwargs)
+class TaylorPass:
+    """The running pass, as `hodiff.common.running_pass` describes it to lower rooms."""
 
+    def call_closing_over(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function unchanged; fall back to nested forward mode once it meets a jet."""
+        if all(frame.moment is not None for frame in frames()):
+            return NotImplemented
+        constant = [frame for frame in frames() if frame.moment is None and is_constant_here(frame)]
+        if constant:
+            # Jets stay constant, even if the function enables gradients inside.
+            with ExitStack() as held:
+                for frame in constant:
+                    held.enter_context(moment(frame, as_constant))
+                return function(*args, **kwargs)
+        entry = RULES.get(function)
+        if entry is not None:
+            return entry.rule(frames()[-1], function, *args, **kwargs)
+        state = RandomState((), filter(is_generator, (*args, *kwargs.values())))
+        try:
+            with knowing_no_jets():
+                return function.__wrapped__(*args, **kwargs)
+        except JetMet as met:
+            state.rewind()
+            frame = met.frame
+        return unknown(frame, function, args, kwargs)
 
-CLOSURE_WATCHERS.append(watch)
-MOVING.append(is_moving)
-TENSORS_ALONE.append(lambda: knowing_no_jets() if is_running() else nullcontext())
+    def tensors_alone(self) -> AbstractContextManager[None]:
+        """Raise `JetMet` within the context where a jet is used."""
+        return knowing_no_jets()
+
+    def switched(self, how: str, block: Any, enabled: bool) -> None:
+        """Record whether jets are constant after a switch of gradients."""
+        switch(how, block, enabled)
 
 
 keep_methods()
@@ -93,8 +98,10 @@ def framed(
 ) -> Iterator[Frame]:
     """Open the frame of a call, nested inside the frames of the calls around it."""
     mode = Corrections() if correct else None
-    frame = Frame(order, directions, collapsed, len(frames()) + 1, mode, observer, sparse=sparse, memory=memory)
-    with under_way(frame):
+    frame = Frame(
+        order, directions, collapsed, len(frames()) + 1, calls.handle, mode, observer, sparse=sparse, memory=memory
+    )
+    with under_way(frame), nullcontext() if torch.compiler.is_compiling() else running(TaylorPass()):
         yield frame
         frame.ended = True
 
@@ -105,7 +112,7 @@ def through(
 ) -> tuple[list[list[Coefficient]], Any]:
     """Run f on jets; return the coefficients of each output leaf, by slots if `slots`, and the output's structure."""
     due = comparison_due(f, args, frame.mode is None)
-    tensors = (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
+    tensors = (each for jet in jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
     state = RandomState(tensors, foreign=due is not None)
     found, spec = _one_side(frame, f, args, slots, state, due)
     if frame.kink.is_met:

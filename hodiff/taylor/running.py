@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
 from hodiff.torch_internals.autograd.transforms import transform_count
 
@@ -55,40 +53,9 @@ def under_way(frame: Frame) -> Iterator[None]:
             _RUNNING.constant = constant
 
 
-def at_the_moment(tree: Any) -> Any:
-    """Replace jets in a tree by tensors, where they are evaluated at a point or are constant."""
-    if torch.compiler.is_compiling():
-        off = not torch.is_grad_enabled()
-    else:
-        off = torch.is_inference_mode_enabled() or _RUNNING.constant is not None
-    if not off and not any(frame.moment is not None for frame in frames()):
-        return tree
-    return pytree.tree_map_only(Jet, _point, tree)
-
-
-def _point(jet: Any) -> Any:
-    while isinstance(jet, Jet):
-        if jet.frame.moment is not None:
-            jet = jet.frame.moment(jet)
-        elif is_constant_here(jet.frame):
-            jet = jet.value
-        else:
-            break
-    return jet
-
-
-def as_constant(jet: Jet) -> Any:
+def as_constant(jet: Any) -> Any:
     """Return the value of a jet: the point function of `moment` for constant jets."""
     return jet.value
-
-
-def is_moving(x: Any) -> bool:
-    """Whether a value is a jet with derivatives that are not switched off."""
-    if not isinstance(x, Jet) or x.frame.ended or x.frame.moment is as_constant:
-        return False
-    if x.frame.moment is None and is_constant_here(x.frame):
-        return False
-    return any(each is not None for each in x.in_slots()[1:])
 
 
 class JetMet(BaseException):
@@ -115,6 +82,13 @@ def must_not_be_met(frame: Frame) -> bool:
     return bool(found) and frame.depth <= found[-1]
 
 
+def some_are_constant() -> bool:
+    """Whether derivatives were switched off inside the function of a running call."""
+    if torch.compiler.is_compiling():
+        return not torch.is_grad_enabled()
+    return torch.is_inference_mode_enabled() or _RUNNING.constant is not None
+
+
 def is_constant_here(frame: Frame) -> bool:
     """Whether a frame's jets are constant, because derivatives were switched off inside its function."""
     if torch.compiler.is_compiling():
@@ -131,9 +105,7 @@ _BEFORE = "_hodiff_jets_before"
 
 
 def switch(how: str, block: Any, enabled: bool) -> None:
-    """Track gradient switches, as `hodiff.torch_internals.autograd.grad_mode.switched_by` reports them."""
-    if not _RUNNING.frames:
-        return
+    """Track gradient switches during a call, as `hodiff.common.running_pass.Pass.switched` receives them."""
     if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
         setattr(block, _BEFORE, (_RUNNING.constant,))
     if how == "enters" or (how == "calls" and enabled != torch.is_grad_enabled()):

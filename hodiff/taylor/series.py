@@ -49,6 +49,7 @@ class Frame:
         directions: Number of directions, or None for one direction without an axis.
         collapsed: Whether the highest coefficient is summed over the directions.
         depth: Nesting depth of the call: a series is constant to a series of a deeper call.
+        handle: Calls a torch function whose arguments contain jets (`jet_calls.handle`); None for series without jets.
         mode: Mode for rules whose result may be differentiated further, such as hodiff's corrections.
         observer: Called with each function that has no rule.
         sparse: Whether jets may store only the directions that their elements depend on, in slots.
@@ -61,6 +62,7 @@ class Frame:
         directions: int | None,
         collapsed: bool,
         depth: int,
+        handle: Any = None,
         mode: Any = None,
         observer: Callable[[Any], None] | None = None,
         sparse: bool = False,
@@ -70,6 +72,7 @@ class Frame:
         self.directions = directions
         self.collapsed = collapsed
         self.depth = depth
+        self.handle = handle
         self.mode = mode
         self.observer = observer
         self.sparse = sparse

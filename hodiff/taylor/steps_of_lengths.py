@@ -1,4 +1,4 @@
-"""Step functions of lengths that are 0: each direction of a pass leads to another piece of the function."""
+"""Piecewise functions of lengths that are 0: each direction of a pass leads to another piece of the function."""
 
 from __future__ import annotations
 
@@ -17,22 +17,16 @@ from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import name_of
 from hodiff.taylor.series import Frame, filled
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
+from hodiff.torch_operators.table import OPERATORS
 
-# Functions with other derivatives where an argument crosses a bound, another argument or another element.
-STEPS = frozenset({
-    *("relu", "nn.relu", "nn.relu6", "nn.leaky_relu", "prelu", "nn.prelu", "nn.threshold", "threshold", "copysign"),
-    *("nn.hardtanh", "nn.hardsigmoid", "nn.hardswish", "nn.hardshrink", "hardshrink", "nn.softshrink"),
-    *("celu", "selu", "nn.elu", "nn.celu", "nn.selu"),
-    *("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min"),
-    *("sort", "msort", "topk", "kthvalue", "median", "nanmedian", "cummax", "cummin"),
-    *(f"{name}max_pool{d}d" for name in ("", "nn.adaptive_") for d in (1, 2, 3)),
-})
+# The rule of abs follows the side of a length itself.
+PIECEWISE = {each.name for each in OPERATORS if each.pieces} - {"abs"}
 
 
 def along_each_side(
     frame: Frame, apply: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run the rule of a step function beside the point, where its arguments move on this side of a length that is 0."""
+    """Run the rule of a piecewise function beside the point, where arguments move on this side of a length 0."""
 
     def beside(row: int | None) -> Any:
         return apply(func, *pytree.tree_map_only(Jet, partial(_beside, frame, row), (args, kwargs)))

@@ -20,6 +20,15 @@ class Kind(Enum):
     OTHER = auto()
 
 
+class Pieces(Enum):
+    """Where the pieces of an operator meet."""
+
+    LINES = auto()  # where an element of one tensor is 0 or a given number; linear in between
+    CURVES = auto()  # the same, with a piece that is not linear
+    ARGUMENTS = auto()  # where an element of one of several tensors is 0, or equals that of another
+    ELEMENTS = auto()  # where elements of one tensor are equal
+
+
 # Aliases that write to their first argument.
 IN_PLACE_OPERATORS = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
 
@@ -36,7 +45,8 @@ class Operator(NamedTuple):
             all further arguments.
         linear_in: Parameters in which it is jointly linear.
         view: Whether its results always share the memory of an argument.
-        smooth: Whether it is a function of one tensor, and numbers, that is smooth or has a kink at 0 or at a bound.
+        smooth: Whether it is a function of one tensor, and numbers, smooth on each of its pieces.
+        pieces: Where its pieces meet, if it is piecewise and has derivatives on the pieces.
     """
 
     name: str
@@ -46,6 +56,7 @@ class Operator(NamedTuple):
     linear_in: frozenset[str] = frozenset()
     view: bool = False
     smooth: bool = False
+    pieces: Pieces | None = None
 
     @property
     def short_names(self) -> Iterator[str]:
@@ -62,7 +73,13 @@ def _parameters(signature: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def operators(
-    kind: Kind, table: str, *, linear: bool = False, view: bool = False, smooth: bool = False
+    kind: Kind,
+    table: str,
+    *,
+    linear: bool = False,
+    view: bool = False,
+    smooth: bool = False,
+    pieces: Pieces | None = None,
 ) -> tuple[Operator, ...]:
     """Read a table of operators, `name=alias(parameter!, parameter)`; `!` marks parameters that enter linearly."""
     # Without parameters, a linear operator is linear in its first argument.
@@ -71,5 +88,5 @@ def operators(
     for word in table.replace(", ", ",").split():
         names, _, signature = word.rstrip(")").partition("(")
         name, *aliases = names.split("=")
-        found.append(Operator(name, tuple(aliases), kind, *_parameters(signature or default), view, smooth))
+        found.append(Operator(name, tuple(aliases), kind, *_parameters(signature or default), view, smooth, pieces))
     return tuple(found)

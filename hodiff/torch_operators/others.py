@@ -1,10 +1,15 @@
 """Operators that reduce dimensions, functions of matrices, and others with several names."""
 
-from hodiff.torch_operators.operator import Kind, operators
+from hodiff.torch_operators.operator import Kind, Pieces, operators
 
 _REDUCTIONS = """
     nansum nanmean prod var std var_mean std_mean norm linalg.vector_norm logsumexp=special.logsumexp
-    max min amax amin aminmax median nanmedian mode kthvalue
+    aminmax mode
+"""
+_SELECTIONS = "max min amax amin median nanmedian kthvalue"
+_SELECTIONS_OF_SEVERAL = """
+    sort msort topk cummax cummin quantile nanquantile
+    max_pool1d max_pool2d max_pool3d nn.adaptive_max_pool1d nn.adaptive_max_pool2d nn.adaptive_max_pool3d
 """
 _MATRICES = """
     linalg.det=det linalg.slogdet=slogdet linalg.inv=inverse linalg.inv_ex linalg.pinv
@@ -21,6 +26,9 @@ _OTHERS = """
 OTHERS = (
     *operators(Kind.REDUCES, "sum mean", linear=True),
     *operators(Kind.REDUCES, _REDUCTIONS),
+    *operators(Kind.REDUCES, _SELECTIONS, pieces=Pieces.ELEMENTS),
+    *operators(Kind.OTHER, _SELECTIONS_OF_SEVERAL, pieces=Pieces.ELEMENTS),
+    *operators(Kind.OTHER, "prelu nn.prelu", pieces=Pieces.ARGUMENTS),
     *operators(Kind.MATRIX, _MATRICES),
     *operators(Kind.OTHER, _OTHERS),
 )

@@ -1,31 +1,34 @@
 """Elementwise operators."""
 
-from hodiff.torch_operators.operator import Kind, operators
+from hodiff.torch_operators.operator import Kind, Pieces, operators
 
 _SMOOTH = """
     exp exp2=special.exp2 expm1=special.expm1 log log2 log10 log1p=special.log1p sqrt rsqrt reciprocal square
     pow=__pow__=__ipow__ float_power
     sin cos tan asin=arcsin acos=arccos atan=arctan sinc=special.sinc deg2rad rad2deg
     sinh cosh tanh asinh=arcsinh acosh=arccosh atanh=arctanh
-    sigmoid=special.expit logit=special.logit nn.logsigmoid nn.softplus nn.silu nn.gelu nn.mish nn.elu nn.tanhshrink
+    sigmoid=special.expit logit=special.logit nn.logsigmoid nn.softplus nn.silu nn.gelu nn.mish nn.tanhshrink
     erf=special.erf erfc=special.erfc erfinv=special.erfinv special.erfcx special.ndtr special.ndtri
     special.log_ndtr
     lgamma=special.gammaln digamma=special.digamma=special.psi
     i0=special.i0 special.i0e special.i1 special.i1e special.bessel_j0 special.bessel_j1
-    abs=absolute=__abs__ relu clamp=clip clamp_min clamp_max
 """
+_LINES = """
+    abs=absolute=__abs__ relu nn.relu nn.relu6 nn.leaky_relu nn.hardtanh nn.hardsigmoid clamp=clip clamp_min clamp_max
+    hardshrink nn.hardshrink nn.softshrink threshold nn.threshold
+"""
+_CURVES = "selu nn.selu celu nn.celu nn.hardswish"
 _OF_ONE = """
     frac nan_to_num special.entr polygamma=special.polygamma mvlgamma=special.multigammaln
-    native_dropout dropout nn.dropout frexp
-    selu nn.selu celu nn.celu nn.softsign nn.relu nn.relu6 nn.leaky_relu nn.hardtanh nn.hardsigmoid nn.hardswish
-    hardshrink nn.hardshrink nn.softshrink threshold nn.threshold
+    native_dropout dropout nn.dropout frexp nn.softsign
 """
 _OF_SEVERAL = """
     add=__add__=__radd__=__iadd__ sub=subtract=__sub__=__isub__ rsub=__rsub__ mul=multiply=__mul__=__rmul__=__imul__
     div=divide=true_divide=__truediv__=__itruediv__ rdiv=__rtruediv__=__rdiv__ rpow=__rpow__ remainder fmod
-    addcmul addcdiv lerp atan2=arctan2 hypot ldexp copysign nextafter complex polar
-    logaddexp logaddexp2 xlogy=special.xlogy special.xlog1py special.zeta maximum minimum fmax fmin
+    addcmul addcdiv lerp atan2=arctan2 hypot ldexp nextafter complex polar
+    logaddexp logaddexp2 xlogy=special.xlogy special.xlog1py special.zeta
 """
+_COMPARING = "maximum minimum fmax fmin copysign"
 _LINEAR = """
     pos=positive=__pos__ neg=negative=__neg__ clone contiguous to float double half bfloat16 type type_as
     where(condition, input!, other!) masked_fill(input!, mask, value!)
@@ -39,6 +42,10 @@ _OPERATORS = """
 
 POINTWISE = (
     *operators(Kind.POINTWISE, _SMOOTH, smooth=True),
+    *operators(Kind.POINTWISE, _LINES, pieces=Pieces.LINES),
+    *operators(Kind.POINTWISE, "nn.elu", smooth=True, pieces=Pieces.CURVES),
+    *operators(Kind.POINTWISE, _CURVES, pieces=Pieces.CURVES),
+    *operators(Kind.POINTWISE, _COMPARING, pieces=Pieces.ARGUMENTS),
     *operators(Kind.POINTWISE, _OF_ONE + _OF_SEVERAL + _OPERATORS),
     *operators(Kind.POINTWISE, _LINEAR, linear=True),
 )

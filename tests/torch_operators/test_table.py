@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 import torch
 from torch.func import jvp
+from torch.utils._pytree import tree_leaves
 
 from hodiff.audit.samples import database, samples
 from hodiff.torch_internals.operators import operator_named
-from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.operator import Kind, Pieces
 from hodiff.torch_operators.table import OPERATORS, forms_of, functions_named, short_names
 
 # Rules for methods with double underscores, whose plain names torch does not have, and a name that torch 2.13 removed.
@@ -175,6 +176,40 @@ def is_a_step(operator, f, point):
     """Small changes do not change results, and derivatives are 0."""
     close(f(*point), f(*moved(point, [1e-12 * step for step in changes(point, 0)])))
     assert not any(each.any() for each in tangents_of(f, point, changes(point, 0)))
+
+
+@pytest.mark.parametrize("pieces", [Pieces.LINES, Pieces.CURVES])
+def test_pieces_of_one_tensor_are_lines_or_have_a_curve(pieces):
+    x = torch.linspace(-8, 8, 2001, dtype=torch.float64)
+    arguments = {"clamp_min": (0.5,), "clamp_max": (0.5,), "threshold": (0.5, 1.0), "nn.threshold": (0.5, 1.0)}
+    found = [each for each in OPERATORS if each.pieces is pieces]
+    for operator in found:
+        f = forms_of(operator.name)[0]
+        given = (-0.5, 0.5) if operator.name == "clamp" else arguments.get(operator.name, ())
+        bends = f(x, *given).diff(n=2).abs() > 1e-9
+        # Two second differences contain each of the two bounds that a function may have.
+        assert (1 <= bends.sum() <= 4) if pieces is Pieces.LINES else bends.sum() > 100, operator.name
+    assert len(found) >= 5
+
+
+def test_selections_return_elements():
+    x = torch.tensor([2.0, 5.0, 1.0, 4.0, 3.0], dtype=torch.float64)
+    arguments = {
+        "kthvalue": (2,),
+        "topk": (2,),
+        "quantile": (0.5,),
+        "nanquantile": (0.5,),
+        "cummax": (0,),
+        "cummin": (0,),
+    }
+    found = [each for each in OPERATORS if each.pieces is Pieces.ELEMENTS]
+    for operator in found:
+        f, given, size = forms_of(operator.name)[0], arguments.get(operator.name, ()), (5,)
+        if "pool" in operator.name:
+            given, size = (2,), (*[2] * int(operator.name[-2]), 5)
+        for result in tree_leaves(f(x.expand(size), *given)):
+            assert not result.is_floating_point() or torch.isin(result, x).all(), operator.name
+    assert len(found) >= 15
 
 
 PROPERTIES = {

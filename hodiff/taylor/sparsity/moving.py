@@ -66,7 +66,7 @@ def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
 
 def _moved(call: Call, slots: int) -> list[Support | None]:
     """Run the function on indices instead of first coefficients, where 0 means none."""
-    inner = Frame(1, slots, False, call.frame.depth)
+    inner = Frame(1, slots, False, call.frame.depth, call.frame.handle)
     directions = next(jet.support.directions for jet in call.jets if moves(jet))
     with for_later_calls():
         args, kwargs = call.with_jets([_indices(jet, inner, slots) for jet in call.jets])

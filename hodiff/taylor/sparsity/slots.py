@@ -50,7 +50,7 @@ class Call:
     def inner_frame(self, slots: int) -> Frame:
         """Return a frame whose directions are the slots."""
         frame = self.frame
-        slotted = Frame(frame.order, slots, frame.collapsed, frame.depth, frame.mode, frame.observer)
+        slotted = Frame(frame.order, slots, frame.collapsed, frame.depth, frame.handle, frame.mode, frame.observer)
         slotted.kink = frame.kink
         return slotted
 

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState
 from hodiff.taylor.jets import Jet, new_jet
-from hodiff.taylor.jets_in_arguments import coefficients_of
-from hodiff.taylor.running import at_the_moment
+from hodiff.taylor.jets_in_arguments import at_the_moment, coefficients_of
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.transforms.pushforwards import flat_outputs
 from hodiff.torch_internals.autograd.func_calls import replaced, sliced, vjp_of

@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import dense
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.jets_in_arguments import Shape, coefficients_of, gathered, spread
-from hodiff.taylor.running import at_the_moment
+from hodiff.taylor.jets_in_arguments import Shape, at_the_moment, coefficients_of, gathered, spread
 from hodiff.taylor.series import filled
 from hodiff.torch_internals.autograd.func_calls import jvp_of, replaced, sliced
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.jets_in_arguments import gathered, spread
-from hodiff.taylor.running import at_the_moment
+from hodiff.taylor.jets_in_arguments import at_the_moment, gathered, spread
 from hodiff.torch_internals.autograd import func_calls
 from hodiff.torch_internals.autograd.func_calls import dims_of_leaves, vmap_of
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched

@@ -6,12 +6,12 @@ inside a switched-off block are therefore detached as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.common.running_pass import running_pass
 from hodiff.corrections.mechanism.declining import UNNEEDED
 from hodiff.corrections.mechanism.registry import register
 from hodiff.errors import RouteError
@@ -42,9 +42,6 @@ _BEFORE = "_hodiff_before"
 # Attribute of leaves by which the function itself takes gradients.
 _OWN = "_hodiff_own_leaf"
 
-# Functions called on each switch with how it is set, by which block, and whether on (see `switched_by`).
-SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
-
 
 @register(
     set_recording,
@@ -55,11 +52,14 @@ SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
 )
 def _set_grad_enabled(enabled: bool) -> Any:
     # Inside a level of torch.autograd.forward_ad, the user may want tangents without a graph.
-    if torch.compiler.is_compiling() or not (SWITCH_WATCHERS or in_func_jvp()):
+    if torch.compiler.is_compiling():
+        return UNNEEDED
+    running = running_pass()
+    if running is None and not in_func_jvp():
         return UNNEEDED
     how, block = switched_by()
-    for watch in SWITCH_WATCHERS:
-        watch(how, block, enabled)
+    if running is not None:
+        running.switched(how, block, enabled)
     if not in_func_jvp():
         return UNNEEDED
     # Two active modes both see each switch: keep the first state. `set_grad_enabled` restores its state at creation.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.values import numbers_of
-from hodiff.corrections.rules.distances.graded import STEPS, elementwise_parts
+from hodiff.corrections.rules.distances.graded import PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
 from hodiff.corrections.rules.distances.squares import even_power
+from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
@@ -147,8 +147,8 @@ def unary(call: Call, name: str) -> Any:
 
     square = torch.where(zero, graded.root.square(), 0).to(even.dtype)
     try:
-        if name in STEPS:
-            found = _step(function, even, odd)
+        if name in PIECEWISE_LINEAR:
+            found = _on_piece(function, even, odd)
         else:
             found = elementwise_parts(name, function, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
@@ -158,7 +158,7 @@ def unary(call: Call, name: str) -> Any:
     return call.mixed(x, *found)
 
 
-def _step(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
+def _on_piece(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of a piecewise linear function of E + O n, on the piece to which O leads."""
     point, digit = even.detach(), torch.finfo(even.dtype)
     beside = point + odd.detach().sign() * torch.clamp(digit.eps * point.abs(), min=digit.tiny)

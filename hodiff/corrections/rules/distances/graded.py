@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.operator import Kind, Pieces
 from hodiff.torch_operators.table import OPERATORS, functions_of_kind, with_aliases
 
+
+def _made_of(pieces: Pieces) -> set[str]:
+    return {name for each in OPERATORS if each.pieces is pieces for name in each.short_names}
+
+
 # Piecewise linear functions of one tensor, and numbers.
-STEPS = with_aliases("""
-    relu nn.relu6 nn.leaky_relu nn.hardtanh threshold _threshold hardshrink nn.softshrink nn.hardsigmoid abs
-    clamp clamp_min clamp_max
-""")
-# Functions of one tensor, and numbers, that are smooth wherever they are finite, but for STEPS.
-UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | STEPS
+PIECEWISE_LINEAR = _made_of(Pieces.LINES) | {"_threshold"}  # the name of torch.nn.functional.threshold
+# Functions of one tensor, and numbers, that are smooth wherever they are finite, or piecewise linear.
+UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | PIECEWISE_LINEAR
 # Functions that move or convert elements, and do not fill with a given value.
 STRUCTURAL = with_aliases("__get__ where clone contiguous to float double half bfloat16 type type_as cpu cuda") | {
     name for each in functions_of_kind(Kind.MOVES) if "value" not in each.parameters for name in each.short_names
@@ -29,8 +31,8 @@ LINEAR = with_aliases("""
     sum mean nansum nanmean cumsum trace add sub rsub mul div neg pos conj resolve_conj real
     max min amax amin sort topk median kthvalue quantile nanquantile mode index_add scatter_add index_put scatter
 """)
-# Functions in LINEAR that select elements by their size.
-SELECTING = with_aliases("max min amax amin sort topk median kthvalue quantile nanquantile")
+# Functions that select elements by their size, some of which are in LINEAR.
+SELECTING = _made_of(Pieces.ELEMENTS)
 # Functions that are linear in each of their tensors.
 MULTILINEAR = with_aliases("""
     matmul rmatmul mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot inner outer dot vdot kron
