@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.corrections.rules.distances.graded import PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
 from hodiff.corrections.rules.distances.squares import even_power
-from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
