@@ -101,16 +101,64 @@ SYSTEMS = {
     "determinants": (lambda a, b: LINALG.det(a)[..., None, None] * b, regular),
     "slogdet": (lambda a, b: LINALG.slogdet(a)[1][..., None, None] * b, regular),
     "eigh": (lambda a, b: LINALG.eigh(a)[0][..., None] * b, definite),
-    "matmul": (torch.matmul, regular),
-    "matmul of transposes": (lambda a, b: (b.mT @ a.mT).mT, regular),
-    "einsum": (lambda a, b: torch.einsum("...ij,...jk->...ki", a, b), regular),
-    "vecdot": (lambda a, b: LINALG.vecdot(a, b[..., :1].mT), regular),
-    "kron": (torch.kron, regular),
-    "cosine_similarity": (lambda a, b: F.cosine_similarity(a, b[..., :1], dim=-2), regular),
-    "pairwise_distance": (lambda a, b: F.pairwise_distance(a, b[..., :1].mT), regular),
-    "cdist": (lambda a, b: torch.cdist(a, b.mT), regular),
-    "attention": (lambda a, b: F.scaled_dot_product_attention(a, b.mT, b.mT), regular),
 }
+# Products and functions of two tensors that broadcast.
+PAIRS = {
+    "matmul": torch.matmul,
+    "matmul of transposes": lambda a, b: (b.mT @ a.mT).mT,
+    "einsum": lambda a, b: torch.einsum("...ij,...jk->...ki", a, b),
+    "einsum of three": lambda a, b: torch.einsum("...ij,...jk,...jk->...ki", a, b, b),
+    "vecdot": lambda a, b: LINALG.vecdot(a, b[..., :1].mT),
+    "kron": torch.kron,
+    "inner": lambda a, b: torch.inner(a, b.mT),
+    "tensordot": lambda a, b: torch.tensordot(a, b, ([-1], [-2])),
+    "cross": lambda a, b: LINALG.cross(torch.cat([a, a], -1)[..., :3], torch.cat([b.mT, b.mT], -1)[..., :3]),
+    "addmm": lambda a, b: torch.addmm(b, a, a),
+    "addmv": lambda a, b: torch.addmv(b.exp(), a, b),
+    "addr": lambda a, b: torch.addr(a, b, b.exp()),
+    "baddbmm": lambda a, b: torch.baddbmm(b, a, a),
+    "addbmm": lambda a, b: torch.addbmm(b, a, a),
+    "linear": lambda a, b: F.linear(b.mT, a, a.sum(-1)),
+    "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=-1),
+    "cosine_similarity of columns": lambda a, b: F.cosine_similarity(a, b[..., :1], dim=-2),
+    "pairwise_distance": lambda a, b: F.pairwise_distance(a, b[..., :1].mT),
+    "cdist": lambda a, b: torch.cdist(a, b.mT),
+    "dist": torch.dist,
+    "attention": lambda a, b: F.scaled_dot_product_attention(a, b.mT, b.mT),
+    "attention with a bias": lambda a, b: F.scaled_dot_product_attention(a, a, a, attn_mask=b),
+    "layer_norm": lambda a, b: F.layer_norm(a, a.shape[-1:], b, b),
+    "batch_norm": lambda a, b: F.batch_norm(a, None, None, b, b, training=True),
+    "where": lambda a, b: torch.where(a > 0.5 * b, a.exp(), b),
+    "maximum": torch.maximum,
+    "clamp": lambda a, b: torch.clamp(a, b - 0.5, b),
+    "lerp": lambda a, b: torch.lerp(a, b, b),
+    "addcmul": lambda a, b: torch.addcmul(b, a, b, value=0.5),
+    "addcdiv": lambda a, b: torch.addcdiv(b, a, b, value=0.5),
+    "pow": lambda a, b: (2 + a) ** b,
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "logaddexp": torch.logaddexp,
+    "xlogy": torch.xlogy,
+    "fmod": lambda a, b: torch.fmod(7 * a, b),
+    "remainder": lambda a, b: torch.remainder(7 * a, b),
+    "copysign": torch.copysign,
+    "ldexp": lambda a, b: torch.ldexp(a, 1 + b),
+    "float_power": lambda a, b: torch.float_power(2 + a, b),
+    "true_divide": torch.true_divide,
+    "rsub": lambda a, b: torch.rsub(a, b, alpha=2),
+    "complex": lambda a, b: torch.complex(*torch.broadcast_tensors(a, b)).abs(),
+    "prelu": lambda a, b: F.prelu(a - 1, b.flatten()[:1]),
+    "mse_loss": lambda a, b: F.mse_loss(*torch.broadcast_tensors(a, b), reduction="none"),
+    "smooth_l1_loss": lambda a, b: F.smooth_l1_loss(*torch.broadcast_tensors(a, b), reduction="none"),
+    "poisson_nll_loss": lambda a, b: F.poisson_nll_loss(a, b, reduction="none"),
+    "gaussian_nll_loss": lambda a, b: F.gaussian_nll_loss(a, a.exp(), b[..., :1].exp(), reduction="none"),
+    "kl_div": lambda a, b: F.kl_div(a, b, reduction="none"),
+    "bce": lambda a, b: F.binary_cross_entropy_with_logits(a, torch.sigmoid(a), pos_weight=b, reduction="none"),
+    "stack": lambda a, b: torch.stack(torch.broadcast_tensors(a, b), 1),
+    "outer difference": lambda a, b: a[..., None, :] - b.mT[..., None, :, :],
+    "index": lambda a, b: (a * b)[..., torch.tensor([0, 1]), torch.tensor([1, 0])],
+}
+SYSTEMS |= {name: (function, regular) for name, function in PAIRS.items()}
 # Which arguments move, by their coefficients.
 MOVING = [(1, 1), (1, 0), (0, 1)]
 
@@ -143,7 +191,7 @@ def supported(name, rows):
         try:
             with hodiff.corrected():
                 f(x).sum().backward()
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, ValueError):
             continue
         yield f
 
