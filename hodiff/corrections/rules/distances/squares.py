@@ -31,7 +31,6 @@ class Root:
     """A length and its square s. Lengths with equal keys are equal.
 
     Attributes:
-        square: Returns s.
         key: Identifies the length, and how its elements were moved.
         kind: For a "length", functions without a rule have NaN as second derivatives at a kink; for an "absolute" value
             they keep torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
@@ -45,12 +44,38 @@ class Root:
         labels: Callable[[], Tensor] | None = None,
         zeros: Callable[[], Tensor] | None = None,
     ):
-        self.square = square
         self.key = key or (self,)
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
-        self._labels, self._zeros = labels, zeros
+        self._compute_square, self._labels, self._zeros = square, labels, zeros
+        self._square: Tensor | None = None
+
+    def square(self) -> Tensor:
+        """Return s, the same tensor each time, as derivatives with respect to the length pass through it."""
+        if self._square is not None:
+            return self._square
+        square = self._compute_square()
+        if torch.is_grad_enabled():  # otherwise it has no graph
+            self._square = square
+        return square
+
+    def needing_square(self, length: Tensor) -> Tensor | None:
+        """Return a mask of the elements whose even powers are powers of s; None if there are none.
+
+        These are the zeros, and numbers at which derivatives of the root of s leave the range of the dtype. Elsewhere
+        even powers are powers of the length, so that a function may differentiate them with respect to the length.
+        """
+        ends = torch.finfo(length.dtype)
+        least, most = ends.tiny**_ROOT_INSIDE, ends.max**_ROOT_INSIDE
+        inner = length.detach()
+        # On other devices than a CPU, reading would have to synchronize.
+        numbers = numbers_of(inner) if inner.is_cpu or self.kind == "root" else None
+        if numbers is not None:
+            low, high = numbers.aminmax()
+            if low.item() > least and high.item() < most:
+                return None
+        return ~((inner > least) & (inner < most))
 
     def set_zeros(self, zero: Tensor) -> None:
         """Set the mask of the zeros of the length."""
@@ -184,16 +209,42 @@ def even_power(length: Graded, exponent: int) -> Tensor:
     return power if length.odd is None else length.odd**exponent * power
 
 
+Change = Callable[[Tensor], Tensor]
+
+
+def by_square(root: Root, length: Tensor, even: Callable[[], Tensor], plain: Callable[[Change], Tensor]) -> Tensor | None:
+    """Compute a product of two multiples of a length by the square of the length where that is necessary.
+
+    Args:
+        root: The length.
+        length: Its value.
+        even: Computes the product by the square.
+        plain: Computes the product after changing the multiples of the length.
+
+    Returns:
+        The product; None if the square is nowhere necessary.
+    """
+    at = root.needing_square(length)
+    if at is None:
+        return None
+    # The derivative of a "root" is infinite at 0, even if it is multiplied by 0.
+    return even() if root.kind == "root" else torch.where(at, even(), plain(lambda x: torch.where(at, 1, x)))
+
+
 def squared(x: Tensor) -> Tensor:
-    """Square a tensor; a multiple of a length by the square of the length."""
+    """Square a tensor; a multiple of a length by the square of the length where that is necessary."""
     found = find(x)
     if found is None or found.even is not None:
         return x.square()
-    return even_power(found, 2)
+    length = x if found.length is None else found.length
+    square = by_square(found.root, length, lambda: even_power(found, 2), lambda change: change(x).square())
+    return x.square() if square is None else square
 
 
 # Power of the dtype's range within which norms are computed from the sum of squares.
 _INSIDE = 0.45
+# The same for powers of lengths: the second derivative of the root has the third power of the length.
+_ROOT_INSIDE = 0.3
 
 
 def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
