@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,7 @@ def remembered(
     of: Tensor | None = None,
     how: Any = None,
     kind: str = "length",
+    zeros: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Remember the square of a length where derivatives pass through it, and return the length."""
     # The square is computed from the tensors in `held`. Lengths `of` one tensor with equal options `how` are equal. For
@@ -148,7 +149,7 @@ def remembered(
     if torch.compiler.is_compiling():
         return length
     key = () if of is None else (id(of), _version(of), how)
-    root = Root(square, key, kind)
+    root = Root(square, key, kind, zeros=zeros)
     return remember(length, root, None, None, None, held if of is None else (*held, of))
 
 
@@ -202,6 +203,18 @@ def find(argument: Any) -> Graded | None:
     return found if found is not None and found.holds(argument) else None
 
 
+def receiver_of_a_kink(nodes: Iterable[Any]) -> Any:
+    """Return the first of some nodes of a graph that receives a length with zeros; None if there is none."""
+    ends = set()
+    for graded in list(LENGTHS.values()):
+        tensor = graded.itself()
+        if tensor is not None and tensor.requires_grad and graded.root.kind == "length" and graded.holds(tensor):
+            length = tensor if graded.length is None else graded.length
+            if graded.root.zeros(length) is not None:
+                ends.add((tensor.grad_fn, tensor.output_nr))
+    return next((node for node in nodes if not ends.isdisjoint(node.next_functions)), None) if ends else None
+
+
 def even_power(length: Graded, exponent: int) -> Tensor:
     """Raise a multiple of a length to an even number, by the square of the length."""
     square = length.root.square()
@@ -212,7 +225,9 @@ def even_power(length: Graded, exponent: int) -> Tensor:
 Change = Callable[[Tensor], Tensor]
 
 
-def by_square(root: Root, length: Tensor, even: Callable[[], Tensor], plain: Callable[[Change], Tensor]) -> Tensor | None:
+def by_square(
+    root: Root, length: Tensor, even: Callable[[], Tensor], plain: Callable[[Change], Tensor]
+) -> Tensor | None:
     """Compute a product of two multiples of a length by the square of the length where that is necessary.
 
     Args:
