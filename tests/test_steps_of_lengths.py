@@ -7,10 +7,14 @@ import torch.nn.functional as F
 import hodiff
 
 ZERO = torch.zeros(3, dtype=torch.float64)
+SIGNS = torch.tensor([1.0, -3.0, 0.0, 2.0], dtype=torch.float64)
 # Laplacians at 0, where |x| has the Laplacian 6 of its square.
 STEPS = {
     "relu": (lambda n: F.relu(n) ** 2, 6),
     "relu of a negative length": (lambda n: F.relu(-n) ** 2, 0),
+    "relu of a negative length that is copied": (lambda n: F.relu((-n).clone()) ** 2, 0),
+    "relu of a negative length in place": (lambda n: F.relu(-n, inplace=True) ** 2, 0),
+    "relu of a multiple that is moved": (lambda n: F.relu((n * SIGNS)[None].flip(1)).square().sum(), 30),
     "relu of a multiple": (lambda n: torch.relu(2 * n) ** 2, 24),
     "relu in place": (lambda n: (n * 1).relu_() ** 2, 6),
     "relu by an option": (lambda n: F.relu(n * 1, inplace=True) ** 2, 6),
