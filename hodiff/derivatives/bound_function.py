@@ -30,7 +30,7 @@ from hodiff.common.trees import (
     unflatten,
 )
 from hodiff.corrections import Corrections
-from hodiff.corrections.autograd.checkpoints import uncorrected
+from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.transforms import in_transform

@@ -16,7 +16,7 @@ from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, overrides_functions, tensors_in, unflatten
-from hodiff.corrections.autograd.checkpoints import uncorrected
+from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.origin import raised_by_user
 from hodiff.derivatives.products_by_route import Leaves, push

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import flatten
-from hodiff.corrections.autograd.checkpoints import uncorrected
+from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.errors import RouteError
 from hodiff.recompute.reachable import cells_of, modules_in
 from hodiff.taylor.jets import Jet, tensor_of

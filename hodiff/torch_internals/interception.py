@@ -101,7 +101,7 @@ MODULES_OF_LIBRARIES = ("torch._ops", "torch._library")
 MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._python_dispatch")
 
 # Modules that decide by values what to run, for users: operators that take functions.
-MODULES_OF_CONTROL_FLOW = ("torch._higher_order_ops", "hodiff.corrections.programs")
+MODULES_OF_CONTROL_FLOW = ("torch._higher_order_ops", "hodiff.corrections.rules.programs")
 
 
 # Keys for conjugates, negatives and zeros without memory, which are resolved above modes when they are read.

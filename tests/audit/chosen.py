@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodiff.audit.samples import database
-from hodiff.corrections.registry import correction_of
+from hodiff.corrections.mechanism.registry import correction_of
 
 # For operators without a rule, corrections only inspect the call, so one operator in five is enough.
 ONE_IN = 5

@@ -6,7 +6,7 @@ from drawing import normals
 from torch import nn
 from torch.overrides import resolve_name
 
-from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
+from hodiff.corrections.rules.special.polynomials import FAMILIES as POLYNOMIALS
 from hodiff.torch_internals.autograd.grad_mode import set_recording
 from hodiff.torch_internals.compilers.scripts import call_script
 from hodiff.torch_internals.interception import torch_flex_attention

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import hodiff
-from hodiff.corrections.registry import correction_of
+from hodiff.corrections.mechanism.registry import correction_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 

@@ -10,7 +10,7 @@ from corrections.calls import CALLS, CONSTANTS, RUNNING, name_of
 from torch.utils import _pytree as pytree
 
 import hodiff
-from hodiff.corrections.special.polynomials import FAMILIES
+from hodiff.corrections.rules.special.polynomials import FAMILIES
 
 # torch warns once that some functions are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")

@@ -22,7 +22,7 @@ from hodiff import (
     hvp,
     jacobian,
 )
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 
 X = torch.tensor([1.0, 2.0, 3.0])
 TREE = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.ones(3)}

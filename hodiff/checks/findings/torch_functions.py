@@ -34,7 +34,7 @@ from hodiff.checks.subjects.subject import (
     tensors_of,
 )
 from hodiff.corrections import Corrections
-from hodiff.corrections.registry import CORRECTIONS, correction_of
+from hodiff.corrections.mechanism.registry import CORRECTIONS, correction_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
 
 # Modules whose frames are not the caller of a function.

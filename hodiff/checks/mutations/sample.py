@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from hodiff.common.randomness import seed_everywhere
 from hodiff.corrections import corrected
-from hodiff.corrections.registry import correction_of
+from hodiff.corrections.mechanism.registry import correction_of
 
 
 class Layout(NamedTuple):

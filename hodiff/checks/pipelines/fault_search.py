@@ -28,7 +28,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, failures, raises, subject_of_call, subject_of_loss
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says
 

@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, FunctionDefect, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
-from hodiff.corrections.distances.squares import LENGTHS
-from hodiff.corrections.linalg.symmetric import are_nearly_equal
-from hodiff.corrections.registry import Correction, correction_of
-from hodiff.corrections.values import mixes_complex_number
+from hodiff.corrections.mechanism.registry import Correction, correction_of
+from hodiff.corrections.mechanism.values import mixes_complex_number
+from hodiff.corrections.rules.distances.squares import LENGTHS
+from hodiff.corrections.rules.linalg.symmetric import are_nearly_equal
 from hodiff.derivatives.capture.refusals import line_now
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from hodiff.checks.torch_verdicts import audit_on_file
 from hodiff.corrections import Corrections, Declined
-from hodiff.corrections.registry import Correction
+from hodiff.corrections.mechanism.registry import Correction
 from hodiff.graphs import is_once_differentiable, nodes_of
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.graph_nodes import function_of, operator_of

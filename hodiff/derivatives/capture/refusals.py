@@ -21,7 +21,7 @@ from hodiff.torch_internals.wording import Wording, says
 _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
 # Modules that intercept operators, between them and their caller.
 _WATCHING = (
-    "hodiff.corrections.mode",
+    "hodiff.corrections.mechanism.mode",
     "hodiff.derivatives.capture.refusals",
     "hodiff.recompute.reachable",
     "hodiff.sparse.detection",

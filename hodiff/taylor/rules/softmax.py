@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hodiff.corrections.elementwise.tails import LIMIT
-from hodiff.corrections.values import numbers_of
+from hodiff.corrections.mechanism.values import numbers_of
+from hodiff.corrections.rules.elementwise.tails import LIMIT
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import value_of
 from hodiff.taylor.registry import rule

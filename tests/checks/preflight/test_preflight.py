@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import hodiff
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.mechanism.registry import CORRECTIONS
 
 
 class Cut(torch.autograd.Function):

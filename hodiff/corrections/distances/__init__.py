@@ -1,1 +1,0 @@
-"""Rules for distances between the rows of matrices."""

@@ -1,0 +1,286 @@
+r"""Lengths (p-norms) with all derivatives 0 at 0, and a memory of the tensors that are computed from lengths.
+
+At 0 a length $n = \sqrt s$ has no derivative, and hodiff takes 0. The chain rule would then lose terms that are even in
+$n$, such as $n^2 = s$. Tensors computed from a length are therefore remembered, while they live, as
+
+$$ T = E + O\, n, \qquad (E_1 + O_1 n)(E_2 + O_2 n) = E_1 E_2 + O_1 O_2\, s + (E_1 O_2 + O_1 E_2)\, n, $$
+
+with smooth $E$ and $O$. A multiple of a length ($E = 0$) has this form everywhere. Other functions have it at the zeros
+only, where they are differentiated as $E + O\, n$: exactly if they are smooth, else by their part that is even in $n$.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.corrections.mechanism.values import numbers_of
+from hodiff.torch_internals.autograd.func_calls import carry_through_vmap
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, below_transforms, is_wrapped
+from hodiff.torch_internals.tensors import version_of
+
+
+class Root:
+    """A length and its square s. Lengths with equal keys are equal.
+
+    Attributes:
+        square: Returns s.
+        key: Identifies the length, and how its elements were moved.
+        kind: For a "length", functions without a rule have NaN as second derivatives at a kink; for an "absolute" value
+            they keep torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
+    """
+
+    def __init__(
+        self,
+        square: Callable[[], Tensor],
+        key: tuple[Any, ...] = (),
+        kind: str = "length",
+        labels: Callable[[], Tensor] | None = None,
+        zeros: Callable[[], Tensor] | None = None,
+    ):
+        self.square = square
+        self.key = key or (self,)
+        self.kind = kind
+        self.zero: Tensor | None = None
+        self.has_zeros = False
+        self._labels, self._zeros = labels, zeros
+
+    def set_zeros(self, zero: Tensor) -> None:
+        """Set the mask of the zeros of the length."""
+        self.zero = zero
+        numbers = numbers_of(zero) if self.kind != "root" else None
+        self.has_zeros = numbers is not None and bool(numbers.any())
+
+    def label(self, length: Tensor) -> Tensor:
+        """Return random numbers from [1, 2) that identify the elements of the length."""
+        if self._labels is not None:
+            return self._labels()
+        # torch.func.vmap refuses random operations of torch.
+        labels = 1 + np.random.default_rng(hash(self.key) % 2**62).random(tuple(length.shape))
+        return torch.as_tensor(labels, dtype=length.dtype, device=length.device)
+
+    def zeros(self, length: Tensor) -> Tensor | None:
+        """Return a mask of the zeros of the length; None if there are none, or if that is unknown."""
+        if self.zero is None:
+            self.set_zeros(length.detach() == 0 if self._zeros is None else self._zeros())
+        return self.zero if self.has_zeros else None
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Parity of a tensor $E + O n$ in a length $n$.
+
+    Attributes:
+        itself: A weak reference to the tensor.
+        version: Version counter of the tensor when it was remembered.
+        root: The length n with its square.
+        even: E, which holds where n is 0; None for 0, everywhere.
+        odd: O; None for 1.
+        length: n; None if the tensor itself is n.
+        held: Tensors from which the parity is computed, with their versions.
+    """
+
+    itself: weakref.ref[Tensor]
+    version: int
+    root: Root
+    even: Any
+    odd: Any
+    length: Tensor | None
+    held: tuple[tuple[Tensor, int], ...]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the parity is that of the tensor, and no tensor was written to since."""
+        return (
+            self.itself() is tensor
+            and self.version == _version(tensor)
+            and all(version == _version(each) for each, version in self.held)
+        )
+
+
+# Parity of the remembered tensors, by their id.
+LENGTHS: dict[int, Graded] = {}
+
+
+def remembered(
+    length: Tensor,
+    square: Callable[[], Tensor],
+    held: tuple[Tensor, ...] = (),
+    *,
+    of: Tensor | None = None,
+    how: Any = None,
+    kind: str = "length",
+) -> Tensor:
+    """Remember the square of a length where derivatives pass through it, and return the length."""
+    # The square is computed from the tensors in `held`. Lengths `of` one tensor with equal options `how` are equal. For
+    # the kinds see `Root`.
+    if torch.compiler.is_compiling():
+        return length
+    key = () if of is None else (id(of), _version(of), how)
+    root = Root(square, key, kind)
+    return remember(length, root, None, None, None, held if of is None else (*held, of))
+
+
+def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tuple[Tensor, ...]) -> Any:
+    """Record the parity of a tensor where derivatives pass through it, and return the tensor."""
+    if torch.compiler.is_compiling() or not (tensor.requires_grad or is_wrapped(tensor)):
+        return tensor
+    key = id(tensor)
+
+    # LENGTHS is a default argument, because the interpreter clears modules before it frees the last tensors.
+    def forget(_: Any, lengths: dict[int, Graded] = LENGTHS) -> None:
+        lengths.pop(key, None)
+
+    itself = weakref.ref(tensor, forget)
+    versions = tuple((each, _version(each)) for each in (*held, length) if each is not None)
+    LENGTHS[key] = Graded(itself, _version(tensor), root, even, odd, length, versions)
+    return tensor
+
+
+def carry(x: Tensor, result: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """Remember what `torch.func.vmap` makes of a remembered tensor where it enters or leaves: the result of `move`."""
+    graded = find(x) if LENGTHS else None
+    if graded is None:
+        return result
+    length = x if graded.length is None else graded.length
+    zero = graded.root.zeros(length)
+    if zero is None:
+        return result
+
+    def moved(part: Any) -> Tensor:
+        return move((part if isinstance(part, Tensor) else torch.as_tensor(part).to(x)).expand(x.shape))
+
+    square, labels = moved(graded.root.square()), moved(graded.root.label(length))
+    root = Root(lambda: square, (), graded.root.kind, lambda: labels)
+    root.set_zeros(moved(zero))
+    even, odd = (None if part is None else moved(part) for part in (graded.even, graded.odd))
+    return remember(result, root, even, odd, None if graded.length is None else moved(length), ())
+
+
+carry_through_vmap(carry)
+
+
+def _version(tensor: Tensor) -> int:
+    # A vmap wrapper does not count writes.
+    return version_of(below_transforms(tensor))
+
+
+def find(argument: Any) -> Graded | None:
+    """Return the parity of a remembered tensor, or None."""
+    found = LENGTHS.get(id(argument))
+    return found if found is not None and found.holds(argument) else None
+
+
+def even_power(length: Graded, exponent: int) -> Tensor:
+    """Raise a multiple of a length to an even number, by the square of the length."""
+    square = length.root.square()
+    power = square if exponent == 2 else square ** (exponent // 2)
+    return power if length.odd is None else length.odd**exponent * power
+
+
+def squared(x: Tensor) -> Tensor:
+    """Square a tensor; a multiple of a length by the square of the length."""
+    found = find(x)
+    if found is None or found.even is not None:
+        return x.square()
+    return even_power(found, 2)
+
+
+# Power of the dtype's range within which norms are computed from the sum of squares.
+_INSIDE = 0.45
+
+
+def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
+    """Return the square root, with all derivatives 0 at 0, and remember the square for functions of the root."""
+    zero = square == 0
+    length = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+    if dtype is None or dtype == length.dtype:
+        return remembered(length, lambda: square, (square,), of=of, how=how)
+    return remembered(length.to(dtype), lambda: square.to(dtype), (square,), of=of, how=how)
+
+
+def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """Return the p-norm of some dimensions, or of all, of real or complex numbers, for 1 < p < ∞."""
+    dtype = x.real.dtype if x.is_complex() else x.dtype
+    of, how = x, (p, None if dims is None else tuple(dims), keepdim)
+    if x.dim() == 0:
+        return norm(x.unsqueeze(0), p, [0], False)
+    dims = list(range(x.dim())) if not dims else [dim % x.dim() for dim in dims]
+    if x.is_complex():
+        x = x.resolve_conj()  # vmap has no rule for the imaginary part of a view that is conjugated
+        squares = x.real.square() + x.imag.square()
+        x = squares if p == 2 else root(squares)
+    else:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # as kernels for 16 bits accumulate
+        x = squared(x) if p == 2 else x
+    if p == 2:
+        square = x.sum(dims, keepdim)
+        length = None if find(of) else _rescaled(of, square, dims, keepdim)
+        if length is None:
+            return root(square, dtype, of=of, how=how)
+        return remembered(length.to(dtype), lambda: square.to(dtype), (square,), of=of, how=how)
+    last = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    length = rows_norm(last, p).to(dtype)
+    if keepdim:
+        for dim in sorted(dims):
+            length = length.unsqueeze(dim)
+    return length
+
+
+def _rescaled(x: Tensor, square: Tensor, dims: list[int], keepdim: bool) -> Tensor | None:
+    """Return the Euclidean norm of rows in units of their size if powers of the square may leave the dtype's range."""
+    # The second derivative of the root has the third power of the norm, and cotangents may have further powers.
+    # On a CPU only, as other devices would have to synchronize; float64 has the range.
+    checked = square.is_cpu and square.dtype != torch.float64 and x.numel()
+    plain = numbers_of(square) if checked else None
+    if plain is None:
+        return None
+    ends = torch.finfo(square.dtype)
+    least, most = ends.tiny**_INSIDE, ends.max**_INSIDE
+    low, high = plain.aminmax()
+    if low.item() > least and high.item() < most:
+        return None
+    inner = square.detach()
+    far = ~((inner > least) & (inner < most)) & ~inner.isnan()
+    parts = [x.real, x.imag] if x.is_complex() else [x.to(square.dtype)]
+    size = torch.stack([part.detach().abs().amax(dims, True) for part in parts]).amax(0)
+    inner, far = (each.reshape(size.shape) for each in (inner, far))
+    # Keep torch's values where the sum of squares is not finite or vanishes.
+    if any_holds((size > 0) & ((inner == 0) | inner.isinf())) or not any_holds((size > 0) & far):
+        return None
+    unit = torch.where((size > 0) & size.isfinite(), torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent), 1)
+    total = torch.stack([(part / unit).square() for part in parts]).sum(0).sum(dims, keepdim)
+    zero = total == 0
+    return (unit if keepdim else unit.reshape(total.shape)) * torch.where(zero, 0, torch.where(zero, 1, total).sqrt())
+
+
+def rows_norm(x: Tensor, p: float) -> Tensor:
+    """Return the p-norm of the last dimension of a real tensor; derivatives at 0 are 0."""
+    if p == 2:
+        return root(x.square().sum(-1))
+    # Powers of large and small numbers, and their derivatives, would leave the range of the dtype.
+    unit = _magnitude(x.detach())
+    x = x / unit[..., None]
+    zero = x == 0
+    total = (x ** int(p) if p % 2 == 0 else torch.where(zero, 0, torch.where(zero, 1, x).abs() ** p)).sum(-1)
+    zero = total == 0
+    return unit * torch.where(zero, 0, torch.where(zero, 1, total) ** (1 / p))
+
+
+def _magnitude(rows: Tensor) -> Tensor:
+    """Largest absolute value of each row, clamped to the range of the dtype."""
+    if not rows.shape[-1]:
+        return rows.new_ones(rows.shape[:-1])
+    numbers = torch.finfo(rows.dtype)
+    return rows.abs().amax(-1).clamp(numbers.tiny, numbers.max)
+
+
+def is_smooth(p: float) -> bool:
+    """Whether the p-norm has a rule here: other orders are sums, maxima or counts of elements."""
+    return 1 < p < math.inf

@@ -1,0 +1,195 @@
+"""Rules for code that a mode does not see: scripts of `torch.jit`, and torch's own Python functions.
+
+Scripts run node by node in Python. A torch function written in Python first calls the mode, and then runs with the mode
+off. Its twin, the same code without that call, runs inside the mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
+from hodiff.corrections.mechanism.mode import Corrections, run_in_the_mode
+from hodiff.corrections.mechanism.registry import CORRECTIONS, Correction, register
+from hodiff.corrections.mechanism.unseen_calls import is_wrong
+from hodiff.corrections.mechanism.wrapping import twin
+from hodiff.errors import RouteError
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.scripts import (
+    call_script,
+    inlined,
+    nodes_of_script,
+    offer_scripts_to,
+    operands_of,
+    operator_of_script,
+    without_optimizations,
+)
+
+# Nodes that are no operators, as functions of the node and its inputs that return a list of the node's outputs.
+_SIMPLE: dict[str, Callable[..., list[Any]]] = {
+    "prim::Constant": lambda node: [_constant(node)],
+    "prim::GetAttr": lambda node, owner: [owner.getattr(node.s("name"))],
+    "prim::ListConstruct": lambda _, *items: [list(items)],
+    "prim::ListUnpack": lambda _, items: list(items),
+    "prim::TupleConstruct": lambda _, *items: [items],
+    "prim::TupleUnpack": lambda _, items: list(items),
+    "prim::TupleIndex": lambda _, items, index: [items[index]],
+    "prim::unchecked_cast": lambda _, value: [value],
+    "prim::device": lambda _, tensor: [tensor.device],
+    "prim::dtype": lambda _, tensor: [tensor.dtype],
+    "prim::is_cuda": lambda _, tensor: [tensor.is_cuda],
+    "prim::NumToTensor": lambda _, number: [torch.tensor(number)],
+    "aten::Int": lambda _, number: [int(number)],
+    "aten::Bool": lambda _, number: [bool(number)],
+    "aten::Float": lambda _, number: [float(number)],
+    "aten::ScalarImplicit": lambda _, number: [number.item() if isinstance(number, Tensor) else number],
+    "aten::__is__": lambda _, a, b: [a is b],
+    "aten::__isnot__": lambda _, a, b: [a is not b],
+    "aten::__not__": lambda _, a: [not a],
+    "aten::__getitem__": lambda _, items, index: [items[index]],
+    "aten::len": lambda _, items: [len(items)],
+    "aten::size": lambda _, tensor, *dim: [tensor.size(*dim) if dim else list(tensor.size())],
+    "aten::dim": lambda _, tensor: [tensor.dim()],
+}
+_CONTROL = ("prim::If", "prim::Loop")
+_NAMED_TUPLES = "prim::TupleConstruct"
+
+
+@functools.lru_cache(maxsize=16)
+def unknown_node(graph: Any) -> str | None:
+    """Return the kind of a node that `run_graph` cannot run, or None."""
+    return next((node.kind() for node in nodes_of_script(graph) if not _is_known(node)), None)
+
+
+def _is_known(node: Any) -> bool:
+    kind = node.kind()
+    if kind == _NAMED_TUPLES:
+        return str(node.output().type()).startswith("(")  # else the tuple has names
+    if kind in _SIMPLE or kind in _CONTROL:
+        return True
+    operator, arguments = operator_of_script(node)
+    # An operator that changes a list would change a copy.
+    return operator is not None and not any(
+        each.alias_info is not None and each.alias_info.is_write and "Tensor" not in str(each.type)
+        for each in arguments
+    )
+
+
+def run_graph(graph: Any, operands: Sequence[Any]) -> Any:
+    """Compute the value of a graph without unknown nodes."""
+    found = _run_block(graph, operands, {})
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _run_block(block: Any, operands: Sequence[Any], values: dict[str, Any]) -> list[Any]:
+    """Return the results of a graph or of a part of it, given the values computed before."""
+    values = dict(values)
+    values.update(zip((each.debugName() for each in block.inputs()), operands, strict=True))
+    for node in block.nodes():
+        inputs = [values[each.debugName()] for each in node.inputs()]
+        found = _run_node(node, inputs, values)
+        values.update(zip((each.debugName() for each in node.outputs()), found, strict=True))
+    return [values[each.debugName()] for each in block.outputs()]
+
+
+def _run_node(node: Any, inputs: list[Any], values: dict[str, Any]) -> Sequence[Any]:
+    kind = node.kind()
+    if kind == "prim::If":
+        chosen, other = node.blocks()
+        return _run_block(chosen if inputs[0] else other, [], values)
+    if kind == "prim::Loop":
+        (body,) = node.blocks()
+        limit, goes_on, *carried = inputs
+        step = 0
+        while step < limit and goes_on:
+            goes_on, *carried = _run_block(body, [step, *carried], values)
+            step += 1
+        return carried
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](node, *inputs)
+    operator, arguments = operator_of_script(node)
+    pairs = list(zip(arguments, inputs, strict=True))
+    args = [value for argument, value in pairs if not argument.kwarg_only]
+    found = operator(*args, **{argument.name: value for argument, value in pairs if argument.kwarg_only})
+    count = len(list(node.outputs()))
+    return [found] if count == 1 else found if count else []
+
+
+def _constant(node: Any) -> Any:
+    """Return the value of a constant; None for a function, which was inlined."""
+    return None if node.output().type().kind() == "FunctionType" else node.output().toIValue()
+
+
+# Functions whose only faults are those of the functions that they call, which have rules.
+COMPOSITES: dict[Callable[..., Any], str] = {
+    F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second "
+    "derivative",
+    torch.pca_lowrank: "for a sparse matrix, it creates a sparse matrix of means, whose gradient is a constant",
+    F.triplet_margin_with_distance_loss: "it calls a distance function, by default torch's own",
+    F.multilabel_soft_margin_loss: "it calls logsigmoid, which loses digits in the tails",
+    **dict.fromkeys((F.softmin, F.gumbel_softmax), "it calls softmax, which loses digits in the tails"),
+    **dict.fromkeys((F.lp_pool1d, F.lp_pool2d, F.lp_pool3d), "it calls abs, whose even powers are smooth at 0"),
+}
+
+for _function, _reason in COMPOSITES.items():
+    register(
+        _function,
+        kind="missing",
+        routes=ROUTES,
+        reason=_reason,
+        reference="the same code, with the rules of the functions that it calls",
+    )(partial(run_in_the_mode, twin(_function)))
+
+
+@register(
+    call_script,
+    name="torch.jit.ScriptFunction",
+    routes=ROUTES[1:],
+    reason="an optimized graph silently drops tangents, also in first derivatives",
+    reference="the same graph, operator by operator",
+)
+def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
+    # A tracer inlines the graph.
+    if torch.jit.is_tracing() or not may_be_differentiated():
+        return UNNEEDED
+    operands = operands_of(script, args, kwargs)
+    if operands is None:
+        return INVALID
+    graph = inlined(script.graph)
+    entries = [entry for each in _operators(graph) if (entry := CORRECTIONS.get(each)) and entry.kind != "slow"]
+    unknown = unknown_node(graph) if entries else None
+    if entries and unknown is None:
+        with Corrections():
+            return run_graph(graph, operands)
+    for entry in entries:
+        if is_wrong(entry, operands, reads_others=True):
+            raise _unreachable(entry, script, unknown)
+    # torch's recording for reverse mode is right.
+    return without_optimizations(graph)(*operands) if in_transform() or in_forward_mode() else UNNEEDED
+
+
+@functools.lru_cache(maxsize=16)
+def _operators(graph: Any) -> tuple[Any, ...]:
+    return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})
+
+
+def _unreachable(entry: Correction, script: Any, unknown: str | None) -> RouteError:
+    return RouteError(
+        f"{entry.name}, in the graph that torch.jit made of {script.name!r}: hodiff's rules do not reach it there, as "
+        f"the graph also has {unknown}, and torch's own derivative is {entry.kind} by {', '.join(entry.routes)}: "
+        f"{entry.reason}. Differentiate the module or function from which the graph was made, or take the route "
+        "'reverse-over-reverse'."
+    )
+
+
+offer_scripts_to(Corrections)
