@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.mechanism.values import numbers_of
-from hodiff.corrections.rules.distances.graded import PIECEWISE_LINEAR, elementwise_parts
+from hodiff.corrections.rules.distances.graded import PIECEWISE, PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
 from hodiff.corrections.rules.distances.squares import by_square, even_power
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -153,8 +153,10 @@ def unary(call: Call, name: str) -> Any:
     square = torch.where(zero, graded.root.square(), 0).to(even.dtype)
     try:
         if name in PIECEWISE_LINEAR:
-            found = _on_piece(function, even, odd)
+            found = _on_line(function, even, odd)
         else:
+            if name in PIECEWISE:
+                function = _on_piece(function, even, odd)
             found = elementwise_parts(name, function, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
         return None
@@ -163,9 +165,21 @@ def unary(call: Call, name: str) -> Any:
     return call.mixed(x, *found)
 
 
-def _on_piece(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
+def _on_line(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of a piecewise linear function of E + O n, on the piece to which O leads."""
-    point, digit = even.detach(), torch.finfo(even.dtype)
-    beside = point + odd.detach().sign() * torch.clamp(digit.eps * point.abs(), min=digit.tiny)
+    point, beside = even.detach(), even.detach() + _last_digit(even, odd)
     slope = torch.func.jvp(function, (beside,), (torch.ones_like(beside),))[1].detach()
     return function(point) + slope * (even - point), slope * odd
+
+
+def _on_piece(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function with its value at E, and with the derivatives of the piece to which O leads."""
+    step = _last_digit(even, odd)
+    change = (function(even.detach()) - function(even.detach() + step)).detach()
+    return lambda x: function(x + step) + change
+
+
+def _last_digit(even: Tensor, odd: Tensor) -> Tensor:
+    """Smallest change of E in the direction of O."""
+    digit = torch.finfo(even.dtype)
+    return odd.detach().sign() * torch.clamp(digit.eps * even.detach().abs(), min=digit.tiny)

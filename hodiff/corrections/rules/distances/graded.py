@@ -23,9 +23,10 @@ PIECEWISE_LINEAR = _made_of(Pieces.LINES) | {
     "_threshold",  # the name of torch.nn.functional.threshold
     *("clipped_relu", "soft_threshold"),  # of hodiff.functions
 }
-# Functions of one tensor, and numbers, that are smooth wherever they are finite, or piecewise linear.
+PIECEWISE = PIECEWISE_LINEAR | _made_of(Pieces.CURVES)
+# Functions of one tensor, and numbers, that are smooth or piecewise smooth wherever they are finite.
 UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | {
-    *PIECEWISE_LINEAR,
+    *PIECEWISE,
     "log_sigmoid",  # the name of torch.nn.functional.logsigmoid, and of hodiff.functions, as all below
     *("log_cosh", "logistic", "scaled_sigmoid", "swish"),
 }

@@ -40,11 +40,21 @@ def moved(call: Call) -> Any:
             lambda: call.value(lambda x: graded.root.label(call.length(x)).expand(x.shape)),
             zeros,
         )
+        if not isinstance(result, Tensor):
+            return None
+        sign = _moved_signs(call, graded.odd)
         held = tuple(each for each, _ in graded.held)
-        return remember(result, root, None, None, None, held) if isinstance(result, Tensor) else None
+        return remember(result, root, None, sign, None if sign is None else sign * result, held)
     if all(id(each) not in call.found or call.zeros(each) is None for each in leaves):
         return None
     return _moved_parts(call, leaves)
+
+
+def _moved_signs(call: Call, odd: Any) -> Any:
+    """Move the signs of O, as the new length is |O| n; None if O is positive everywhere."""
+    if odd is None or (isinstance(odd, (int, float)) and odd > 0):
+        return None
+    return call.value(lambda x: torch.as_tensor(odd, dtype=x.dtype, device=x.device).detach().sign().expand(x.shape))
 
 
 def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:
