@@ -86,4 +86,4 @@ def test_small_computations_make_few_python_calls():
 
 
 if __name__ == "__main__":
-    print(json.dumps(counted()))
+    sys.stdout.write(json.dumps(counted()))
