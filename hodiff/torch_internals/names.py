@@ -252,6 +252,8 @@ ATTRIBUTES = {
     "node of an operator": ("_input_metadata", "_saved_", "_sequence_nr"),
     "node of a Function": ("_forward_cls", "_input_metadata"),
     "operator": ("_can_decompose", "_schema"),
+    "type DTensor": ("_op_dispatcher",),
+    "dispatcher of DTensor": ("_custom_op_handlers",),
     "custom operator": ("_backward_fn", "_opoverload", "_setup_context_fn"),
     "operators of oneDNN": ("_linear_pointwise",),
     "disabled function": ("_torchdynamo_disable",),

@@ -87,7 +87,7 @@ def is_of_parallel_loss(node: Any) -> bool:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None or torch.ops.aten.nll_loss_forward.default not in _handlers(tensors.DTensor):
         return False
-    return isinstance(node._saved_self, tensors.DTensor)
+    return any(isinstance(value, tensors.DTensor) for _, value in saved_by_operator(node))
 
 
 def _handlers(kind: Any) -> Any:
