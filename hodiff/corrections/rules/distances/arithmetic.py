@@ -150,9 +150,8 @@ def unary(call: Call, name: str) -> Any:
         if name in PIECEWISE_LINEAR:
             found = _on_line(function, even, odd)
         else:
-            if name in PIECEWISE:
-                function = _on_piece(function, even, odd)
-            found = elementwise_parts(name, function, call.args[1:], (even, odd), square, zero)
+            on_piece = _on_piece(function, even, odd) if name in PIECEWISE else function
+            found = elementwise_parts(name, on_piece, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
         return None
     if not all(bool(below_transforms(each.detach().isfinite() | ~zero).all()) for each in found):
