@@ -46,7 +46,7 @@ class Root:
         zeros: Callable[[], Tensor] | None = None,
     ):
         self.square = square
-        self.key = key or (self,)
+        self.key = key or (object(),)  # with the root itself, it would be freed by garbage collection only
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
