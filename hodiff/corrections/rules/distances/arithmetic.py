@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.corrections.rules.distances.graded import PIECEWISE, PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
-from hodiff.corrections.rules.distances.squares import even_power
+from hodiff.corrections.rules.distances.squares import by_square, even_power
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
@@ -26,7 +26,8 @@ def power(call: Call) -> Any:
     if base is None or type(exponent) not in (int, float) or call.kwargs:
         return None
     if base.even is None and exponent >= 2 and exponent % 2 == 0:
-        return even_power(base, int(exponent))
+        x = call.args[0]
+        return by_square(base.root, call.length(x), lambda: even_power(base, int(exponent)), call.value)
     return unary(call, "pow")
 
 
@@ -61,8 +62,12 @@ def product(call: Call) -> Any:
             return None
         return refused(call)
     if first.even is None and second.even is None:
-        factor, square = _times(first.odd, second.odd), first.root.square()
-        return square if factor is None else factor * square
+
+        def even() -> Tensor:
+            factor, square = _times(first.odd, second.odd), first.root.square()
+            return square if factor is None else factor * square
+
+        return by_square(first.root, call.length(x), even, call.value)
     if (zero := call.zeros(x)) is None or call.zeros(y) is None:
         return None
     (e1, o1), (e2, o2) = call.parts(x), call.parts(y)
@@ -150,8 +155,8 @@ def unary(call: Call, name: str) -> Any:
         if name in PIECEWISE_LINEAR:
             found = _on_line(function, even, odd)
         else:
-            on_piece = _on_piece(function, even, odd) if name in PIECEWISE else function
-            found = elementwise_parts(name, on_piece, call.args[1:], (even, odd), square, zero)
+            smooth = _on_piece(function, even, odd) if name in PIECEWISE else function
+            found = elementwise_parts(name, smooth, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
         return None
     if not all(bool(below_transforms(each.detach().isfinite() | ~zero).all()) for each in found):
