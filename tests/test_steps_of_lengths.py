@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import hodiff
+from hodiff.corrections.rules.distances.squares import LENGTHS
 
 ZERO = torch.zeros(3, dtype=torch.float64)
 SIGNS = torch.tensor([1.0, -3.0, 0.0, 2.0], dtype=torch.float64)
@@ -115,3 +116,15 @@ def test_elements_that_a_mask_sets_to_zero_are_no_kinks(name):
     assert expected.isfinite().all()
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(f, x, V, route=route), expected)
+
+
+@pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
+def test_no_length_is_remembered_after_a_derivative():
+    functions = [f for f, _ in (*STEPS.values(), *SELECTIONS.values())]
+    moves = [lambda n: n.clone(), lambda n: n[None].flip(0).sum(), lambda n: n.reshape(1).sum().to(D)]
+    before = len(LENGTHS)
+    for f in (*functions, *moves, *MASKED.values()):
+        for x in (torch.zeros(2, dtype=D), torch.ones(2, dtype=D)):
+            for route in hodiff.ROUTES:
+                hodiff.hvp(of_norm(f), x, V, route=route)
+    assert len(LENGTHS) <= before

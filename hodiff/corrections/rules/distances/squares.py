@@ -44,7 +44,7 @@ class Root:
         labels: Callable[[], Tensor] | None = None,
         zeros: Callable[[], Tensor] | None = None,
     ):
-        self.key = key or (self,)
+        self.key = key or (object(),)  # with the root itself, it would be freed by garbage collection only
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
