@@ -50,6 +50,7 @@ class Root:
         self.has_zeros = False
         self._compute_square, self._labels, self._zeros = square, labels, zeros
         self._square: Tensor | None = None
+        self._needing: tuple[Tensor | None] | None = None
 
     def square(self) -> Tensor:
         """Return s, the same tensor each time, as derivatives with respect to the length pass through it."""
@@ -66,16 +67,25 @@ class Root:
         These are the zeros, and numbers at which derivatives of the root of s leave the range of the dtype. Elsewhere
         even powers are powers of the length, so that a function may differentiate them with respect to the length.
         """
+        if self._needing is None:
+            self._needing = (self._find_needing(length.detach()),)
+        return self._needing[0]
+
+    def _find_needing(self, length: Tensor) -> Tensor | None:
         ends = torch.finfo(length.dtype)
         least, most = ends.tiny**_ROOT_INSIDE, ends.max**_ROOT_INSIDE
-        inner = length.detach()
         # On other devices than a CPU, reading would have to synchronize.
-        numbers = numbers_of(inner) if inner.is_cpu or self.kind == "root" else None
+        numbers = numbers_of(length) if length.is_cpu or self.kind == "root" else None
         if numbers is not None:
             low, high = numbers.aminmax()
             if low.item() > least and high.item() < most:
                 return None
-        return ~((inner > least) & (inner < most))
+        needing = ~((length > least) & (length < most))
+        if self._zeros is not None:  # other zeros are constants
+            needing = needing & ((length != 0) | self._zeros())
+            if numbers is not None and not any_holds(needing):
+                return None
+        return needing
 
     def set_zeros(self, zero: Tensor) -> None:
         """Set the mask of the zeros of the length."""
