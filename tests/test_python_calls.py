@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -73,6 +74,8 @@ def counted() -> dict[str, int]:
     return found
 
 
+# Torch's own Python code, which counts, differs between versions.
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bounds are those of torch 2.13")
 def test_small_computations_make_few_python_calls():
     # In a process of its own, because a loaded compiler adds calls.
     tests = Path(__file__).parent
