@@ -202,6 +202,43 @@ def test_sums_alone_match(producer):
             _assert_laplacians(lambda x: made(x).exp().sum(dims, keepdim=keepdim).log().sum())
 
 
+def set_on_the_diagonals(x):
+    z = torch.zeros(*x.shape, 4, dtype=x.dtype)
+    z[..., range(4), range(4)] = x
+    return z
+
+
+# Functions of points (..., 4).
+OF_POINTS = {
+    "diag_embed": torch.diag_embed,
+    "set": set_on_the_diagonals,
+    "diagonal_scatter": lambda x: torch.diagonal_scatter(
+        torch.zeros(*x.shape, 4, dtype=D), x, offset=0, dim1=-2, dim2=-1
+    ),
+    "times the identity": lambda x: torch.eye(4, dtype=D) * x[..., None, :],
+    "pairs": lambda x: (x[..., :, None] - x[..., None, :]).triu(2),
+    "some pairs": lambda x: x[..., :2, None] - x[..., None, :2],
+}
+
+
+@pytest.mark.parametrize("dims", [(-1, -2), (-2, -1), (1, 2), (2, 1), (1, -1)])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("producer", OF_POINTS)
+def test_sums_of_batches_match(producer, keepdim, dims):
+    made = OF_POINTS[producer]
+    points = torch.stack([POINT, POINT.flip(0), 2 * POINT, POINT.exp()])
+
+    def f(x):
+        z = made(x) + constants(4, 4)[: made(x).shape[-2], : made(x).shape[-1]]
+        total, mean = z.exp().sum(dims, keepdim=keepdim), z.mean(dims, keepdim=keepdim)
+        norm, variance = torch.linalg.vector_norm(z, 2, dims, keepdim), z.var(dims, keepdim=keepdim)
+        return (torch.log(total) * (mean + norm * variance)).reshape(len(x))
+
+    found = hodiff.laplacian(f, batched=True)(points)
+    expected = [hodiff.hessian_matrix(lambda x: f(x[None])[0], each).trace() for each in points]
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
 def test_sums_over_dimers_match():
     """Fewer coordinates move an element than a sparse jet may hold, so that sums stay sparse."""
     x = torch.randn(5, 2, 3, dtype=D, generator=torch.Generator().manual_seed(0))
