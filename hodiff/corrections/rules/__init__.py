@@ -2,7 +2,7 @@
 
 from hodiff.corrections.mechanism.operator_rules import enter_operators
 from hodiff.corrections.mechanism.registry import keep_as_own, register_for_tensors
-from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode
+from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode, shared_tangents
 from hodiff.corrections.rules.distances import absolute, cdist, norms
 from hodiff.corrections.rules.distances.smooth_functions import of_lengths
 from hodiff.corrections.rules.distances.squares import LENGTHS
@@ -37,7 +37,7 @@ from hodiff.corrections.rules.special import airy, bessel, gamma, modified_besse
 
 # Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
-    "autograd": (checkpoints, custom_functions, grad_mode),
+    "autograd": (checkpoints, custom_functions, grad_mode, shared_tangents),
     "distances": (absolute, cdist, norms),
     "elementwise functions": (
         *(activations, foreach, kinks, logarithms, powers),
