@@ -209,6 +209,7 @@ CALLS = [
     *((torch.cosine_similarity, (X, Y, 0, 0.5), {}), (F.cosine_similarity, (X, Y, 0, 0.5), {})),
     (F.normalize, (X, 3.0, 0, 0.5), {}),
     *((torch.renorm, (X, 2.0, 0, 0.5), {}), (torch.Tensor.renorm, (X, 3.0, 0, 0.5), {})),
+    *((f, (X, []), {"correction": 2, "keepdim": True}) for f in (torch.var, torch.Tensor.var, torch.var_mean)),
     (torch.std, (X, [1]), {"correction": 2, "keepdim": True}),
     (torch.Tensor.std, (X, [1]), {"correction": 2, "keepdim": True}),
     (torch.std_mean, (X, [1]), {"correction": 2, "keepdim": True}),

@@ -17,7 +17,7 @@ from hodiff.corrections.rules.elementwise import (
     tails,
 )
 from hodiff.corrections.rules.elementwise.in_place import enter_in_place
-from hodiff.corrections.rules.indexing import embedding, overwriting, prod, reductions, views
+from hodiff.corrections.rules.indexing import all_dimensions, embedding, overwriting, prod, reductions, views
 from hodiff.corrections.rules.layers import (
     attention,
     convolution,
@@ -43,7 +43,7 @@ FAMILIES = {
         *(activations, foreach, kinks, logarithms, powers),
         *(singular, softmax, tails),
     ),
-    "indexing": (embedding, overwriting, prod, reductions, views),
+    "indexing": (all_dimensions, embedding, overwriting, prod, reductions, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, exponential, multiplication, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
