@@ -66,6 +66,9 @@ def network(kind):
 # The function, its arguments with differentiated tensors first, and its keyword-only arguments
 CALLS = [
     (torch.relu, (X,), {}),
+    (F.celu, (X, 0.4, False), {}),
+    *((f, (X,), {}) for f in (torch.corrcoef, torch.Tensor.corrcoef)),
+    *((f, (X, 0.4), {}) for f in (torch.celu, torch.celu_)),
     (torch.Tensor.relu, (X,), {}),
     (F.relu, (X, False), {}),
     (F.hardsigmoid, (X, False), {}),

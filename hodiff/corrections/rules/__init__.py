@@ -26,7 +26,15 @@ from hodiff.corrections.rules.layers import (
     pooling,
     weight_norm,
 )
-from hodiff.corrections.rules.linalg import determinants, eigenvectors, exponential, multiplication, solve, symmetric
+from hodiff.corrections.rules.linalg import (
+    correlations,
+    determinants,
+    eigenvectors,
+    exponential,
+    multiplication,
+    solve,
+    symmetric,
+)
 from hodiff.corrections.rules.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.rules.operators import decomposed, renamed
 from hodiff.corrections.rules.programs import control_flow, scripts
@@ -45,7 +53,10 @@ FAMILIES = {
     ),
     "indexing": (all_dimensions, embedding, overwriting, prod, reductions, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
-    "linear algebra": (determinants, eigenvectors, exponential, multiplication, solve, symmetric),
+    "linear algebra": (
+        *(correlations, determinants, eigenvectors, exponential),
+        *(multiplication, solve, symmetric),
+    ),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "operators of captured graphs": (renamed, decomposed),
     "programs": (control_flow, scripts),
