@@ -67,6 +67,7 @@ def network(kind):
 CALLS = [
     (torch.relu, (X,), {}),
     (F.celu, (X, 0.4, False), {}),
+    *((f, (X, VECTOR[0]), {}) for f in (torch.fill_, torch.Tensor.fill_)),
     *((f, (X,), {}) for f in (torch.corrcoef, torch.Tensor.corrcoef)),
     *((f, (X, 0.4), {}) for f in (torch.celu, torch.celu_)),
     (torch.Tensor.relu, (X,), {}),
