@@ -14,14 +14,18 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hodiff.torch_internals.autograd.graph_nodes import (
+    LOSSES,
     BackwardHookFunction,
     backward_rules,
     function_name,
     function_of,
     is_cpp_function,
+    is_of_from_local,
     is_of_higher_order_operator,
     is_of_many_kinds,
+    is_of_parallel_loss,
     lacks_kernel,
+    record_redistribution,
     results_of,
     written_function,
 )
@@ -76,6 +80,9 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
             leaves.append(leaf)
             continue
         function = function_of(node)
+        if is_of_from_local(function):
+            record_redistribution(node)
+            continue
         written = written_function(function)
         if _is_trusted(node, written):
             if written is function:  # otherwise each call has its own type
@@ -105,7 +112,7 @@ def _is_trusted(node: Any, function: Any) -> bool:
             return True
         own = function.__module__.startswith("hodiff.")
         return own and not function.__module__.startswith(_RUN_RULES_OF_USERS)
-    return type(node).__name__ not in _CONSTANT_GRADIENTS and not is_of_many_kinds(node)
+    return type(node).__name__ not in (*_CONSTANT_GRADIENTS, *LOSSES) and not is_of_many_kinds(node)
 
 
 def _constant_gradient(node: Any) -> str | None:
@@ -114,6 +121,8 @@ def _constant_gradient(node: Any) -> str | None:
     if lacks_kernel(node):
         return "an operator of a library has no autograd kernel, and torch takes zeros for its gradient"
     if function is None:
+        if type(node).__name__ in LOSSES and is_of_parallel_loss(node):
+            return "torch's loss_parallel has no second derivative; call full_tensor() of the logits outside of it"
         if type(node).__name__ not in _CONSTANT_GRADIENTS:
             return None
         return f"to torch the gradient of {_CONSTANT_GRADIENTS[type(node).__name__]} is a constant"

@@ -1,15 +1,30 @@
 """The number of Python calls of small computations: most of their time, and the same on every machine."""
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from functions.catalogue import CASES, FunctionCase
 
-import hodiff
+# Most calls of each computation; of all Functions that are not named, and do not run a user's function, ALLOWED.
+MOST = {
+    "hvp": 190,
+    "value_grad_hvp": 212,
+    "HessianOperator @ v": 92,
+    "corrected: without a rule": 9,
+    "corrected: layer_norm": 60,
+    "attention": 95,
+    "packed_attention": 240,
+    "cross_entropy-gradient": 150,
+}
+ALLOWED = 125
+RUN_FUNCTIONS_OF_USERS = ("flex_attention", "checkpoint", "hvp_function", "straight_through", "numpy_function")
 
 
 def python_calls(run: Callable[[], Any]) -> int:
@@ -30,48 +45,48 @@ def python_calls(run: Callable[[], Any]) -> int:
     return count - 1
 
 
-@pytest.fixture
-def point() -> torch.Tensor:
-    return torch.linspace(-1, 2, 10)
+def counted() -> dict[str, int]:
+    from functions.catalogue import CASES
 
+    import hodiff
 
-def cubes(x: torch.Tensor) -> torch.Tensor:
-    return (x**3).sum()
+    def cubes(x: torch.Tensor) -> torch.Tensor:
+        return (x**3).sum()
 
-
-def test_products_make_few_python_calls(point):
-    operator = hodiff.HessianOperator(cubes, point)
-    assert python_calls(lambda: hodiff.hvp(cubes, point, point)) <= 190
-    assert python_calls(lambda: hodiff.value_grad_hvp(cubes, point, point)) <= 212
-    assert python_calls(lambda: operator @ point) <= 92
-
-
-# Runs of a torch function within corrected().
-CORRECTED = {
-    "without a rule": (lambda x: x.sin(), 8),
-    "layer_norm": (lambda x: F.layer_norm(x, (10,)), 60),
-}
-
-
-@pytest.mark.parametrize("name", CORRECTED)
-def test_corrected_calls_make_few_python_calls(point, name):
-    function, most = CORRECTED[name]
-    x = point.requires_grad_()
+    x = torch.linspace(-1, 2, 10)
+    operator = hodiff.HessianOperator(cubes, x)
+    found = {
+        "hvp": python_calls(lambda: hodiff.hvp(cubes, x, x)),
+        "value_grad_hvp": python_calls(lambda: hodiff.value_grad_hvp(cubes, x, x)),
+        "HessianOperator @ v": python_calls(lambda: operator @ x),
+    }
+    for case in CASES:
+        if not case.name.startswith(RUN_FUNCTIONS_OF_USERS):
+            inputs = case.inputs(torch.float32, torch.Generator().manual_seed(0))
+            for each in inputs:
+                if isinstance(each, torch.Tensor) and each.is_floating_point():
+                    each.requires_grad_()
+            found[case.name] = python_calls(lambda case=case, inputs=inputs: case.function(*inputs))
+    leaf = x.clone().requires_grad_()
     with hodiff.corrected():
-        assert python_calls(lambda: function(x)) <= most
+        found["corrected: without a rule"] = python_calls(leaf.sin)
+        found["corrected: layer_norm"] = python_calls(lambda: F.layer_norm(leaf, (10,)))
+    return found
 
 
-# These run a user's function, which costs calls of its own, and what closes over it is found anew each time.
-OF_FUNCTIONS = ("flex_attention", "checkpoint", "hvp_function", "straight_through", "numpy_function")
-MORE = {"packed_attention": 240, "cross_entropy-gradient": 150}
+# Torch's own Python code, which counts, differs between versions.
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bounds are those of torch 2.13")
+def test_small_computations_make_few_python_calls():
+    # In a process of its own, because a loaded compiler adds calls.
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parent)])
+    run = [sys.executable, __file__]
+    found = json.loads(
+        subprocess.run(run, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True).stdout
+    )
+    assert set(MOST) <= set(found)
+    assert not {name: count for name, count in found.items() if count > MOST.get(name, ALLOWED)}
 
 
-@pytest.mark.parametrize(
-    "case", [each for each in CASES if not each.name.startswith(OF_FUNCTIONS)], ids=lambda c: c.name
-)
-def test_functions_make_few_python_calls(case: FunctionCase):
-    inputs = case.inputs(torch.float32, torch.Generator().manual_seed(0))
-    for each in inputs:
-        if isinstance(each, torch.Tensor) and each.is_floating_point():
-            each.requires_grad_()
-    assert python_calls(lambda: case.function(*inputs)) <= MORE.get(case.name, 125)
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(counted()))

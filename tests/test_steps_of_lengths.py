@@ -5,12 +5,19 @@ import torch
 import torch.nn.functional as F
 
 import hodiff
+from hodiff.corrections.rules.distances.squares import LENGTHS
 
 ZERO = torch.zeros(3, dtype=torch.float64)
+SIGNS = torch.tensor([1.0, -3.0, 0.0, 2.0], dtype=torch.float64)
+# Constants of selu.
+SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772
 # Laplacians at 0, where |x| has the Laplacian 6 of its square.
 STEPS = {
     "relu": (lambda n: F.relu(n) ** 2, 6),
     "relu of a negative length": (lambda n: F.relu(-n) ** 2, 0),
+    "relu of a negative length that is copied": (lambda n: F.relu((-n).clone()) ** 2, 0),
+    "relu of a negative length in place": (lambda n: F.relu(-n, inplace=True) ** 2, 0),
+    "relu of a multiple that is moved": (lambda n: F.relu((n * SIGNS)[None].flip(1)).square().sum(), 30),
     "relu of a multiple": (lambda n: torch.relu(2 * n) ** 2, 24),
     "relu in place": (lambda n: (n * 1).relu_() ** 2, 6),
     "relu by an option": (lambda n: F.relu(n * 1, inplace=True) ** 2, 6),
@@ -22,6 +29,16 @@ STEPS = {
     "leaky relu of a negative length": (lambda n: F.leaky_relu(-n, 0.5) ** 2, 1.5),
     "hardtanh": (lambda n: F.hardtanh(n, 0, 1) ** 2, 6),
     "threshold": (lambda n: F.threshold(n, 0.0, 0.0) ** 2, 6),
+    "elu": (lambda n: F.elu(n) ** 2 + F.elu(n) - n, 6),
+    "elu of a negative length": (lambda n: F.elu(-n) + n, 3),
+    "elu whose slopes differ": (lambda n: F.elu(-n, 0.5) + n / 2, 1.5),
+    "elu in place": (lambda n: F.elu(-n, inplace=True) + n, 3),
+    "celu of a negative length": (lambda n: F.celu(-n, 2.0) + n, 1.5),
+    "selu": (lambda n: F.selu(n) ** 2, 6 * SCALE**2),
+    "selu of a negative length": (lambda n: torch.selu(-n) + SCALE * ALPHA * n, 3 * SCALE * ALPHA),
+    "hardswish": (lambda n: F.hardswish(n) - n / 2, 1),
+    "hardswish above a bound": (lambda n: F.hardswish(3 + n) - n, 0),
+    "hardswish below a bound": (lambda n: F.hardswish(3 - n) + 1.5 * n, 1),
     "at another bound": (lambda n: (F.relu(n + 1 - 1e-300) - 1 + n.clamp(max=0)) ** 2, 6),
 }
 SELECTIONS = {
@@ -99,3 +116,15 @@ def test_elements_that_a_mask_sets_to_zero_are_no_kinks(name):
     assert expected.isfinite().all()
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(f, x, V, route=route), expected)
+
+
+@pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
+def test_no_length_is_remembered_after_a_derivative():
+    functions = [f for f, _ in (*STEPS.values(), *SELECTIONS.values())]
+    moves = [lambda n: n.clone(), lambda n: n[None].flip(0).sum(), lambda n: n.reshape(1).sum().to(D)]
+    before = len(LENGTHS)
+    for f in (*functions, *moves, *MASKED.values()):
+        for x in (torch.zeros(2, dtype=D), torch.ones(2, dtype=D)):
+            for route in hodiff.ROUTES:
+                hodiff.hvp(of_norm(f), x, V, route=route)
+    assert len(LENGTHS) <= before

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.running_pass import running_pass
+from hodiff.common.tensor_rules import by_tensor_rule
 from hodiff.torch_internals.tensors import stands_for_tensor as stands_for_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,7 +36,10 @@ def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if stands_for_tensor(each):
             return each.__torch_function__(function, (type(each),), args, kwargs)
     running = running_pass()
-    return NotImplemented if running is None else running.call_closing_over(function, args, kwargs)
+    if running is not None:
+        return running.call_closing_over(function, args, kwargs)
+    result = by_tensor_rule(function, args, kwargs)
+    return NotImplemented if result is None else result
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -60,7 +64,7 @@ def overridable_in_trees(function: F) -> F:
                 return result
         return function(*args, **kwargs)
 
-    return cast(F, offered)
+    return cast(F, of_hodiff(offered))
 
 
 def overridable(function: F) -> F:
@@ -74,6 +78,14 @@ def overridable(function: F) -> F:
         for each in kwargs.values():
             if type(each) is not Tensor and stands_for_tensor(each):
                 return each.__torch_function__(offered, (type(each),), args, kwargs)
-        return function(*args, **kwargs)
+        if torch.compiler.is_compiling() or (result := by_tensor_rule(offered, args, kwargs)) is None:
+            return function(*args, **kwargs)
+        return result
 
-    return cast(F, offered)
+    return of_hodiff(offered)
+
+
+def of_hodiff(offered: Any) -> Any:
+    """Mark a function as one of hodiff's that computes a value, for the rules of tensors that it receives."""
+    offered.is_of_hodiff = True
+    return offered

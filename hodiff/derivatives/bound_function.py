@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import is_int, require_bool, require_callable
-from hodiff.common.overriding import offered_in_trees
+from hodiff.common.overriding import of_hodiff, offered_in_trees
 from hodiff.common.trees import (
     PyTree,
     as_given,
@@ -263,4 +263,4 @@ def at_the_boundary(function: Callable[P, R]) -> Callable[P, R]:
         with torch.inference_mode(False), torch.no_grad():
             return function(*args, **kwargs)
 
-    return run
+    return cast(Callable[P, R], of_hodiff(run))

@@ -13,10 +13,13 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
+from hodiff.corrections.rules.distances.squares import receiver_of_a_kink
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.errors import RouteError
 from hodiff.graphs import coarsest_eps, cotangent_bytes
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.grad_mode import gradients_of
+from hodiff.torch_internals.autograd.graph_nodes import function_name
 from hodiff.torch_internals.wording import Wording, says
 
 
@@ -55,6 +58,12 @@ class RecordedGradient:
         once = recording.inspect(value)
         if once is not None:
             raise NotImplementedError(f"{once}, so its derivative is not recorded")
+        if (node := receiver_of_a_kink(recording.functions or ())) is not None:
+            raise RouteError(
+                f"{function.caller}: expected custom Functions that receive no length, distance or deviation that is 0 "
+                f"somewhere, got {function_name(node)} with one; its second derivatives at the zeros are unknown. "
+                "Pass the square, leave the zeros out, or write the function with torch's operators."
+            )
         self.primals, self.connected = recording.operands, recording.connected
         gradient = recording.gradients([value], graph=True, curved=True)
         if all(leaf is None for leaf in gradient):

@@ -36,6 +36,13 @@ class RuleMode(TorchFunctionMode):
     """Base class of modes that replace torch functions by rules."""
 
 
+def rule_mode() -> RuleMode | None:
+    """Innermost mode that replaces torch functions by rules, or None."""
+    if not function_mode_count():
+        return None
+    return next((each for each in reversed(active_function_modes()) if isinstance(each, RuleMode)), None)
+
+
 @contextmanager
 def functions_offered() -> Iterator[None]:
     """Make `Function.apply` ask modes and tensor-like objects, as inside a transform, by an idle transform."""

@@ -45,7 +45,7 @@ class Operator(NamedTuple):
             all further arguments.
         linear_in: Parameters in which it is jointly linear.
         view: Whether its results always share the memory of an argument.
-        smooth: Whether it is a function of one tensor, and numbers, smooth on each of its pieces.
+        smooth: Whether it is a function of one tensor, and numbers, that is smooth wherever it is finite.
         pieces: Where its pieces meet, if it is piecewise and has derivatives on the pieces.
     """
 

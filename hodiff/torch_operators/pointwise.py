@@ -17,7 +17,7 @@ _LINES = """
     abs=absolute=__abs__ relu nn.relu nn.relu6 nn.leaky_relu nn.hardtanh nn.hardsigmoid clamp=clip clamp_min clamp_max
     hardshrink nn.hardshrink nn.softshrink threshold nn.threshold
 """
-_CURVES = "selu nn.selu celu nn.celu nn.hardswish"
+_CURVES = "nn.elu selu nn.selu celu nn.celu nn.hardswish"
 _OF_ONE = """
     frac nan_to_num special.entr polygamma=special.polygamma mvlgamma=special.multigammaln
     native_dropout dropout nn.dropout frexp nn.softsign
@@ -43,7 +43,6 @@ _OPERATORS = """
 POINTWISE = (
     *operators(Kind.POINTWISE, _SMOOTH, smooth=True),
     *operators(Kind.POINTWISE, _LINES, pieces=Pieces.LINES),
-    *operators(Kind.POINTWISE, "nn.elu", smooth=True, pieces=Pieces.CURVES),
     *operators(Kind.POINTWISE, _CURVES, pieces=Pieces.CURVES),
     *operators(Kind.POINTWISE, _COMPARING, pieces=Pieces.ARGUMENTS),
     *operators(Kind.POINTWISE, _OF_ONE + _OF_SEVERAL + _OPERATORS),

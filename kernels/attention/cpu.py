@@ -123,7 +123,10 @@ def _prepare(layouts: Any, results: tuple[str, ...], options: Options, threads: 
             call.mask_kind = problem.MASK_KINDS["boolean" if dtype == torch.bool else "additive"]
     last = {"out": (length, v[-1]), "q": (length, q[-1]), "k": (keys, k[-1]), "v": (keys, v[-1])}
     made = {name: (*batch, *last[name]) for name in results if name != "mask"}
-    parts = {name: (chunks, slices, groups, *last[name]) for name in "kv" if name in made and chunks > 1}
+    parts: dict[str, tuple[int, ...]] = {}
+    for name in "kv" if chunks > 1 else ():
+        if name in made:
+            parts[name] = (chunks, slices, groups, *last[name])
     if "mask" in results:
         mask = shapes["mask"]
         call.mask_rows, call.mask_columns = mask[-2:]

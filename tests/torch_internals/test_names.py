@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch_internals.private_names import is_private, of_folder, overridden
 
 import hodiff.torch_internals
@@ -59,6 +60,8 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "custom operator": lambda: torch.library.custom_op(
         "hodiff_tests_of_names::copy", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor"
     ),
+    "type DTensor": lambda: DTensor,
+    "dispatcher of DTensor": lambda: DTensor._op_dispatcher,
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
     "compiled function": lambda: torch.compile(lambda: None, backend="eager"),

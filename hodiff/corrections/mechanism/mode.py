@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
+from hodiff.common.tensor_rules import by_tensor_rule
 from hodiff.common.trees import tensors_in
 from hodiff.corrections.mechanism.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.mechanism.library_operators import require_derivatives, require_no_writes, rule_for_call
 from hodiff.corrections.mechanism.numbers import as_constants, makes_constants, moving_number, refused
-from hodiff.corrections.mechanism.registry import TENSOR_RULES, Correction, correction_of, show_private_functions
+from hodiff.corrections.mechanism.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.mechanism.subclasses import ask_subclasses, without_subclasses
 from hodiff.corrections.mechanism.wrapping import twin, within
 from hodiff.errors import HodiffError, InputError, RouteError
@@ -97,9 +98,9 @@ class Corrections(RuleMode):
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
         if not compiling:  # compiled code would be guarded by the current content
-            for tensors, rule in TENSOR_RULES:
-                if tensors and (result := rule(func, args, kwargs, self)) is not None:
-                    return result
+            result = by_tensor_rule(func, args, kwargs, self)
+            if result is not None:
+                return result
         correction = correction_of(func, args)
         if going_forward and (number := moving_number(func, correction, args, kwargs)):
             return _with_moving_number(func, number, correction, args, kwargs)

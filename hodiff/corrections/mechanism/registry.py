@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType
 from typing import Any, TypeVar
@@ -79,9 +79,6 @@ _ENTERED: dict[Callable[..., Any], list[Correction]] = {}
 # Number of hodiff's own rules for a torch function.
 _OWN: dict[Callable[..., Any], int] = {}
 
-# Tensors by their id, with a rule for the calls of any torch function that receives them.
-TENSOR_RULES: list[tuple[Mapping[int, Any], Callable[..., Any]]] = []
-
 
 def register(
     *functions: Callable[..., Any],
@@ -154,17 +151,6 @@ def register(
         return rule
 
     return enter
-
-
-def register_for_tensors(tensors: Mapping[int, Any], rule: Callable[..., Any]) -> None:
-    """Register a rule for eager calls of any torch function, which runs before the function's own rule.
-
-    Args:
-        tensors: The tensors that need the rule, by their id; while it is empty, the rule is not called.
-        rule: Takes the torch function, the positional and keyword arguments, and the mode, and returns the value of the
-            call; or None if the call needs only the function's own rule.
-    """
-    TENSOR_RULES.append((tensors, rule))
 
 
 def _outermost(rule: Callable[..., Any]) -> Callable[..., Any]:

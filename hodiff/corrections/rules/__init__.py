@@ -1,7 +1,8 @@
 """hodiff's own rules for torch functions, by family; importing this folder registers all of them."""
 
+from hodiff.common.tensor_rules import register_for_tensors
 from hodiff.corrections.mechanism.operator_rules import enter_operators
-from hodiff.corrections.mechanism.registry import keep_as_own, register_for_tensors
+from hodiff.corrections.mechanism.registry import keep_as_own
 from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode, shared_tangents
 from hodiff.corrections.rules.distances import absolute, cdist, norms
 from hodiff.corrections.rules.distances.smooth_functions import of_lengths

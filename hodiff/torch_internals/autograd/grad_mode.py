@@ -58,9 +58,8 @@ def gradients_of(
     """
     outputs, operands, cotangents = tuple(outputs), tuple(operands), tuple(cotangents)
     if has_torch_function((*outputs, *operands)):  # a subclass, or a mode, replaces torch.autograd.grad
-        return torch.autograd.grad(
-            outputs, operands, cotangents, retain_graph=keep, create_graph=graph, allow_unused=True
-        )
+        given: Any = outputs
+        return torch.autograd.grad(given, operands, cotangents, keep, graph, allow_unused=True)
     return run_backward(outputs, cotangents, keep, graph, operands, True, accumulate_grad=False)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch._functorch import autograd_function
 from torch._ops import OpOverload
 from torch.autograd import Function
@@ -45,6 +46,58 @@ def function_name(node: Any) -> str:
     """Return the name of the `torch.autograd.Function` that made a node, also under transforms."""
     name: str = node.name().removesuffix("Backward").removesuffix("Generated")
     return name
+
+
+_FROM_LOCAL = "torch.distributed.tensor._api._FromTorchTensor"
+_RECORDED = "hodiff records the redistribution"
+
+
+def is_of_from_local(function: Any) -> bool:
+    """Whether a Function is that of `DTensor.from_local`; `torch.distributed` need not be loaded."""
+    return function is not None and f"{function.__module__}.{function.__qualname__}" == _FROM_LOCAL
+
+
+def record_redistribution(node: Any) -> None:
+    """Make the gradient of `DTensor.from_local` redistribute its cotangent by an operator that autograd records.
+
+    Torch redistributes it without a record, so second derivatives miss the other ranks' terms.
+    """
+    if _RECORDED in node.metadata:
+        return
+    node.metadata[_RECORDED] = True
+
+    def redistributed(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        cotangent = cotangents[0]
+        if cotangent is None or not torch.is_grad_enabled():
+            return None
+        placements = node.grad_placements
+        if placements is None:  # a partial sum has a replicated gradient
+            placements = tuple(map(_of_gradient, node.forward_input_placements))
+        return (cotangent.redistribute(node.forward_input_device_mesh, placements),)
+
+    node.register_prehook(redistributed)
+
+
+# Nodes of the loss that `torch.distributed.tensor.parallel.loss_parallel` computes in another way.
+LOSSES = ("NllLossBackward0", "NllLoss2DBackward0")
+
+
+def is_of_parallel_loss(node: Any) -> bool:
+    """Whether a node in LOSSES was made within `loss_parallel`, of logits that are sharded over ranks."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or torch.ops.aten.nll_loss_forward.default not in _handlers(tensors.DTensor):
+        return False
+    return any(isinstance(value, tensors.DTensor) for _, value in saved_by_operator(node))
+
+
+def _handlers(kind: Any) -> Any:
+    return kind._op_dispatcher._custom_op_handlers
+
+
+def _of_gradient(placement: Any) -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate() if placement.is_partial() else placement
 
 
 def backward_rules(function: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
 
+from hodiff.common.tensor_rules import by_tensor_rule
 from hodiff.corrections.mechanism.mode import Corrections
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.recompute.closed_over import ClosedOver
@@ -56,7 +57,8 @@ def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, 
     options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
     if _is_refused(options, kwargs) or not _only_saves_memory(options):
         return own()(_Again(function), *args, **options, **kwargs)
-    return checkpointed(_NAME, function, args, kwargs)
+    result = by_tensor_rule(torch_checkpoint, (function, *args), kwargs)
+    return checkpointed(_NAME, function, args, kwargs) if result is None else result
 
 
 def _are_active() -> bool:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.mechanism.values import numbers_of
-from hodiff.corrections.rules.distances.graded import PIECEWISE_LINEAR, elementwise_parts
+from hodiff.corrections.rules.distances.graded import PIECEWISE, PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
-from hodiff.corrections.rules.distances.squares import even_power
+from hodiff.corrections.rules.distances.squares import by_square, even_power
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
@@ -26,7 +26,8 @@ def power(call: Call) -> Any:
     if base is None or type(exponent) not in (int, float) or call.kwargs:
         return None
     if base.even is None and exponent >= 2 and exponent % 2 == 0:
-        return even_power(base, int(exponent))
+        x = call.args[0]
+        return by_square(base.root, call.length(x), lambda: even_power(base, int(exponent)), call.value)
     return unary(call, "pow")
 
 
@@ -61,8 +62,12 @@ def product(call: Call) -> Any:
             return None
         return refused(call)
     if first.even is None and second.even is None:
-        factor, square = _times(first.odd, second.odd), first.root.square()
-        return square if factor is None else factor * square
+
+        def even() -> Tensor:
+            factor, square = _times(first.odd, second.odd), first.root.square()
+            return square if factor is None else factor * square
+
+        return by_square(first.root, call.length(x), even, call.value)
     if (zero := call.zeros(x)) is None or call.zeros(y) is None:
         return None
     (e1, o1), (e2, o2) = call.parts(x), call.parts(y)
@@ -148,9 +153,10 @@ def unary(call: Call, name: str) -> Any:
     square = torch.where(zero, graded.root.square(), 0).to(even.dtype)
     try:
         if name in PIECEWISE_LINEAR:
-            found = _on_piece(function, even, odd)
+            found = _on_line(function, even, odd)
         else:
-            found = elementwise_parts(name, function, call.args[1:], (even, odd), square, zero)
+            smooth = _on_piece(function, even, odd) if name in PIECEWISE else function
+            found = elementwise_parts(name, smooth, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
         return None
     if not all(bool(below_transforms(each.detach().isfinite() | ~zero).all()) for each in found):
@@ -158,9 +164,21 @@ def unary(call: Call, name: str) -> Any:
     return call.mixed(x, *found)
 
 
-def _on_piece(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
+def _on_line(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of a piecewise linear function of E + O n, on the piece to which O leads."""
-    point, digit = even.detach(), torch.finfo(even.dtype)
-    beside = point + odd.detach().sign() * torch.clamp(digit.eps * point.abs(), min=digit.tiny)
+    point, beside = even.detach(), even.detach() + _last_digit(even, odd)
     slope = torch.func.jvp(function, (beside,), (torch.ones_like(beside),))[1].detach()
     return function(point) + slope * (even - point), slope * odd
+
+
+def _on_piece(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function with its value at E, and with the derivatives of the piece to which O leads."""
+    step = _last_digit(even, odd)
+    change = (function(even.detach()) - function(even.detach() + step)).detach()
+    return lambda x: function(x + step) + change
+
+
+def _last_digit(even: Tensor, odd: Tensor) -> Tensor:
+    """Smallest change of E in the direction of O."""
+    digit = torch.finfo(even.dtype)
+    return odd.detach().sign() * torch.clamp(digit.eps * even.detach().abs(), min=digit.tiny)

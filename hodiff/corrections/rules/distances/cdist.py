@@ -245,11 +245,18 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
     ):
         return INVALID
     if p == 2 and not torch.compiler.is_compiling():
+        own = x1 is x2
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
         mode = COMPUTE_MODES[compute_mode]
         lengths = EuclideanDistances.call(x1, x2, mode)
-        return remembered(lengths, lambda: SquaredDistances.call(x1, x2, mode), held=(x1, x2))
+
+        def zeros() -> Tensor:
+            """Mask of the distances that are 0, but those of points from themselves, which are constants."""
+            zero = lengths.detach() == 0
+            return zero & ~torch.eye(x1.shape[-2], dtype=torch.bool, device=zero.device) if own else zero
+
+        return remembered(lengths, lambda: SquaredDistances.call(x1, x2, mode), held=(x1, x2), zeros=zeros)
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 

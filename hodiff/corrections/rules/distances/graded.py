@@ -19,9 +19,17 @@ def _made_of(pieces: Pieces) -> set[str]:
 
 
 # Piecewise linear functions of one tensor, and numbers.
-PIECEWISE_LINEAR = _made_of(Pieces.LINES) | {"_threshold"}  # the name of torch.nn.functional.threshold
-# Functions of one tensor, and numbers, that are smooth wherever they are finite, or piecewise linear.
-UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | PIECEWISE_LINEAR
+PIECEWISE_LINEAR = _made_of(Pieces.LINES) | {
+    "_threshold",  # the name of torch.nn.functional.threshold
+    *("clipped_relu", "soft_threshold"),  # of hodiff.functions
+}
+PIECEWISE = PIECEWISE_LINEAR | _made_of(Pieces.CURVES)
+# Functions of one tensor, and numbers, that are smooth or piecewise smooth wherever they are finite.
+UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | {
+    *PIECEWISE,
+    "log_sigmoid",  # the name of torch.nn.functional.logsigmoid, and of hodiff.functions, as all below
+    *("log_cosh", "logistic", "scaled_sigmoid", "swish"),
+}
 # Functions that move or convert elements, and do not fill with a given value.
 STRUCTURAL = with_aliases("__get__ where clone contiguous to float double half bfloat16 type type_as cpu cuda") | {
     name for each in functions_of_kind(Kind.MOVES) if "value" not in each.parameters for name in each.short_names

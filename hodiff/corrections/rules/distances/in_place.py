@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -36,8 +35,11 @@ def out_of_place(name: str) -> Callable[..., Any] | None:
 def write_result(call: Call, function: Callable[..., Any]) -> Any:
     """Compute the value out of place, write it, and record its parity for the tensor written to."""
     x = call.args[0]
-    # The overwritten value may be a factor in the parity, and a graph may keep it.
-    before = call.again(torch.clone, x)
+    # The overwritten value may be a factor in the parity, and a graph may keep it. Its parity must not refer to x.
+    before = x.clone()
+    if (graded := call.graded(0)) is not None:
+        held = tuple(each for each, _ in graded.held)
+        remember(before, graded.root, graded.even, graded.odd, graded.length, held)
     args, kwargs = pytree.tree_map_only(Tensor, lambda each: before if each is x else each, (call.args, call.kwargs))
     kwargs.pop("inplace", None)
     value = call.again(function, *args, **kwargs)

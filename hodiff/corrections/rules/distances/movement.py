@@ -22,6 +22,9 @@ def moved(call: Call) -> Any:
     graded = call.found[id(x)]
     if len(leaves) == 1 and graded.even is None:
         result = call.value()
+        if result is x or not isinstance(result, Tensor):
+            return x if result is x else None
+        shape, device = result.shape, result.device
         # Equal moves of one length have equal keys.
         key = (*graded.root.key, call.func, repr(call.args[1:]), repr(call.kwargs)) if graded.odd is None else ()
 
@@ -29,7 +32,8 @@ def moved(call: Call) -> Any:
             """Move the zeros of the length, as a factor or the function itself may set other elements to 0."""
             zero = call.zeros(x)
             if zero is None:
-                return torch.zeros_like(result.detach(), dtype=torch.bool)
+                # A reference to the result would keep it alive, as it is remembered with this function.
+                return torch.zeros(shape, dtype=torch.bool, device=device)
             found: Tensor = call.value(lambda x: zero.to(x.dtype).expand(x.shape))
             return found != 0
 
@@ -40,11 +44,19 @@ def moved(call: Call) -> Any:
             lambda: call.value(lambda x: graded.root.label(call.length(x)).expand(x.shape)),
             zeros,
         )
+        sign = _moved_signs(call, graded.odd)
         held = tuple(each for each, _ in graded.held)
-        return remember(result, root, None, None, None, held) if isinstance(result, Tensor) else None
+        return remember(result, root, None, sign, None if sign is None else sign * result, held)
     if all(id(each) not in call.found or call.zeros(each) is None for each in leaves):
         return None
     return _moved_parts(call, leaves)
+
+
+def _moved_signs(call: Call, odd: Any) -> Any:
+    """Move the signs of O, as the new length is |O| n; None if O is positive everywhere."""
+    if odd is None or (isinstance(odd, (int, float)) and odd > 0):
+        return None
+    return call.value(lambda x: torch.as_tensor(odd, dtype=x.dtype, device=x.device).detach().sign().expand(x.shape))
 
 
 def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:

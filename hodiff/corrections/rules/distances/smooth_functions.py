@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,14 +10,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
+from hodiff.common.trees import describe
 from hodiff.corrections.rules.distances import arithmetic, formulas, in_place, movement
 from hodiff.corrections.rules.distances.formulas import NORMS
 from hodiff.corrections.rules.distances.graded import LINEAR, MULTILINEAR, STRUCTURAL, UNARY
 from hodiff.corrections.rules.distances.length_calls import NOTICE, Call, noticed, refused, tensors_in
 from hodiff.corrections.rules.distances.linear import linear
 from hodiff.corrections.rules.distances.squares import find
+from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_operators.table import with_aliases
 
@@ -34,6 +36,8 @@ def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: A
 
 def _of_remembered(call: Call) -> Any:
     func = call.func
+    if func is torch.autograd.grad:
+        return _gradient(call)
     name = getattr(func, "__name__", "")
     if not call.args:
         # Rules take the first argument by position.
@@ -81,14 +85,37 @@ def _dropout(call: Call) -> Any:
     return call.again(torch.clone, x)
 
 
+_GRADIENT = inspect.signature(torch.autograd.grad)
+
+
+def _gradient(call: Call) -> None:
+    """Refuse derivatives by tensors at zeros of a length, where functions of them do not depend on the tensors."""
+    given = _GRADIENT.bind(*call.args, **call.kwargs).arguments
+    for x in tensors_in(given["inputs"]):
+        graded = call.found.get(id(x))
+        if graded is None or call.zeros(x) is None:
+            continue
+        # The first derivative of an even function of a length is 0 at 0.
+        if given.get("create_graph") or graded.even is not None:
+            raise RouteError(
+                "torch.autograd.grad: inputs: expected a length, a distance or a deviation without zeros, or another "
+                f"tensor, got {describe(x)}, which is or is computed from one that is 0 somewhere, where it has no "
+                "derivative. Leave the zeros out, such as by pairs i < j, add a small number under the root, or "
+                "differentiate with respect to the square."
+            )
+
+
+_OPERATORS = ("__matmul__", "__rmatmul__", "__pow__", "__rpow__", "__mod__", "__rmod__", "__floordiv__")
+
+
 def _computes(func: Any, name: str) -> bool:
     """Whether a function only computes a value: no hook, property or in-place change."""
-    if name.startswith(("linalg_", "special_", "fft_")) or name in ("__matmul__", "__rmatmul__"):
+    if name.startswith(("linalg_", "special_", "fft_")) or name in _OPERATORS or hasattr(func, "is_of_hodiff"):
         return True
     if name.startswith("_"):
         return False
     public = [each for each in (getattr(torch, name, None), getattr(F, name, None)) if callable(each)]
-    return bool(public) and (func in public or func is getattr(Tensor, name, None)) and not name.endswith("_")
+    return bool(public) and not name.endswith("_")
 
 
 def _unknown(call: Call, name: str) -> Any:
@@ -115,6 +142,7 @@ _RULES_BY_OPERATOR: dict[str, Callable[[Call], Any]] = {
     "sub": _DIFFERENCE,
     "rsub": _REVERSED,
     "neg": arithmetic.negative,
+    "checkpoint": formulas.called,
     **dict.fromkeys(("sum", "mean"), formulas.reduced),
     **dict.fromkeys(("dot", "vdot", "inner", "matmul"), formulas.inner),
     "linalg_vecdot": formulas.vecdot,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ class Root:
     """A length and its square s. Lengths with equal keys are equal.
 
     Attributes:
-        square: Returns s.
         key: Identifies the length, and how its elements were moved.
         kind: For a "length", functions without a rule have NaN as second derivatives at a kink; for an "absolute" value
             they keep torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
@@ -45,12 +44,48 @@ class Root:
         labels: Callable[[], Tensor] | None = None,
         zeros: Callable[[], Tensor] | None = None,
     ):
-        self.square = square
-        self.key = key or (self,)
+        self.key = key or (object(),)  # with the root itself, it would be freed by garbage collection only
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
-        self._labels, self._zeros = labels, zeros
+        self._compute_square, self._labels, self._zeros = square, labels, zeros
+        self._square: Tensor | None = None
+        self._needing: tuple[Tensor | None] | None = None
+
+    def square(self) -> Tensor:
+        """Return s, the same tensor each time, as derivatives with respect to the length pass through it."""
+        if self._square is not None:
+            return self._square
+        square = self._compute_square()
+        if torch.is_grad_enabled():  # otherwise it has no graph
+            self._square = square
+        return square
+
+    def needing_square(self, length: Tensor) -> Tensor | None:
+        """Return a mask of the elements whose even powers are powers of s; None if there are none.
+
+        These are the zeros, and numbers at which derivatives of the root of s leave the range of the dtype. Elsewhere
+        even powers are powers of the length, so that a function may differentiate them with respect to the length.
+        """
+        if self._needing is None:
+            self._needing = (self._find_needing(length.detach()),)
+        return self._needing[0]
+
+    def _find_needing(self, length: Tensor) -> Tensor | None:
+        ends = torch.finfo(length.dtype)
+        least, most = ends.tiny**_ROOT_INSIDE, ends.max**_ROOT_INSIDE
+        # On other devices than a CPU, reading would have to synchronize.
+        numbers = numbers_of(length) if length.is_cpu or self.kind == "root" else None
+        if numbers is not None:
+            low, high = numbers.aminmax()
+            if low.item() > least and high.item() < most:
+                return None
+        needing = ~((length > least) & (length < most))
+        if self._zeros is not None:  # other zeros are constants
+            needing = needing & ((length != 0) | self._zeros())
+            if numbers is not None and not any_holds(needing):
+                return None
+        return needing
 
     def set_zeros(self, zero: Tensor) -> None:
         """Set the mask of the zeros of the length."""
@@ -116,6 +151,7 @@ def remembered(
     of: Tensor | None = None,
     how: Any = None,
     kind: str = "length",
+    zeros: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Remember the square of a length where derivatives pass through it, and return the length."""
     # The square is computed from the tensors in `held`. Lengths `of` one tensor with equal options `how` are equal. For
@@ -123,7 +159,7 @@ def remembered(
     if torch.compiler.is_compiling():
         return length
     key = () if of is None else (id(of), _version(of), how)
-    root = Root(square, key, kind)
+    root = Root(square, key, kind, zeros=zeros)
     return remember(length, root, None, None, None, held if of is None else (*held, of))
 
 
@@ -177,6 +213,18 @@ def find(argument: Any) -> Graded | None:
     return found if found is not None and found.holds(argument) else None
 
 
+def receiver_of_a_kink(nodes: Iterable[Any]) -> Any:
+    """Return the first of some nodes of a graph that receives a length with zeros; None if there is none."""
+    ends = set()
+    for graded in list(LENGTHS.values()):
+        tensor = graded.itself()
+        if tensor is not None and tensor.requires_grad and graded.root.kind == "length" and graded.holds(tensor):
+            length = tensor if graded.length is None else graded.length
+            if graded.root.zeros(length) is not None:
+                ends.add((tensor.grad_fn, tensor.output_nr))
+    return next((node for node in nodes if not ends.isdisjoint(node.next_functions)), None) if ends else None
+
+
 def even_power(length: Graded, exponent: int) -> Tensor:
     """Raise a multiple of a length to an even number, by the square of the length."""
     square = length.root.square()
@@ -184,16 +232,44 @@ def even_power(length: Graded, exponent: int) -> Tensor:
     return power if length.odd is None else length.odd**exponent * power
 
 
+Change = Callable[[Tensor], Tensor]
+
+
+def by_square(
+    root: Root, length: Tensor, even: Callable[[], Tensor], plain: Callable[[Change], Tensor]
+) -> Tensor | None:
+    """Compute a product of two multiples of a length by the square of the length where that is necessary.
+
+    Args:
+        root: The length.
+        length: Its value.
+        even: Computes the product by the square.
+        plain: Computes the product after changing the multiples of the length.
+
+    Returns:
+        The product; None if the square is nowhere necessary.
+    """
+    at = root.needing_square(length)
+    if at is None:
+        return None
+    # The derivative of a "root" is infinite at 0, even if it is multiplied by 0.
+    return even() if root.kind == "root" else torch.where(at, even(), plain(lambda x: torch.where(at, 1, x)))
+
+
 def squared(x: Tensor) -> Tensor:
-    """Square a tensor; a multiple of a length by the square of the length."""
+    """Square a tensor; a multiple of a length by the square of the length where that is necessary."""
     found = find(x)
     if found is None or found.even is not None:
         return x.square()
-    return even_power(found, 2)
+    length = x if found.length is None else found.length
+    square = by_square(found.root, length, lambda: even_power(found, 2), lambda change: change(x).square())
+    return x.square() if square is None else square
 
 
 # Power of the dtype's range within which norms are computed from the sum of squares.
 _INSIDE = 0.45
+# The same for powers of lengths: the second derivative of the root has the third power of the length.
+_ROOT_INSIDE = 0.3
 
 
 def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
