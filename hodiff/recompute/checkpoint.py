@@ -69,8 +69,10 @@ class CallProgram(Program):
                     return self._call(inputs)
             self._ran = True
             before = list(map(_version, inputs))
-            with nullcontext() if self._guard is None else self._surroundings.modes_restored():
-                with nullcontext() if self._guard is None else self._guard:
+            if self._guard is None:
+                outputs = self._call(inputs)
+            else:
+                with self._surroundings.modes_restored(), self._guard:
                     outputs = self._call(inputs)
             # Later runs raise for an input that the function itself changes in place.
             if list(map(_version, inputs)) == before:
