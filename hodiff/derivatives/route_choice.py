@@ -55,6 +55,15 @@ _EXPLAINED = {
     "hodiff.functions.flex_attention",
 }
 
+# Remedies for derivatives that torch lacks, and that its message names.
+_INSTEAD = {
+    Wording.SAMPLE_OF_GAMMA: "torch has no second derivative of samples of Gamma, Beta, Dirichlet, StudentT and other "
+    "distributions made of them with respect to their parameters; detach the sample, and use the score-function "
+    "estimate, of f(sample) * log_prob(sample), or use a distribution such as LogNormal or LogisticNormal",
+    Wording.ORDER_OF_FUNCTION: "torch has no derivative of igamma, igammac and zeta with respect to their first "
+    "argument; detach it, or define the derivative by hodiff.custom_jvp",
+}
+
 # Inside of a transform these errors mean a missing derivative; elsewhere they are the user's own errors.
 _UNRECORDED = (Wording.NO_GRAPH, Wording.NOT_IN_GRAPH)
 _WHY_UNRECORDED = (
@@ -98,6 +107,12 @@ def _explanation(error: Exception) -> str | None:
     return next((explanation for words, explanation in _EXPLAINED.items() if says(error, words)), None)
 
 
+def _instead(error: Exception) -> str:
+    """Return the remedy for a derivative that torch lacks by every route, or ""."""
+    said = f"{error} {function_at_fault(error)}"
+    return next((remedy for words, remedy in _INSTEAD.items() if says(said, words)), "")
+
+
 def _reason(error: Exception) -> str:
     if says(error, *_UNRECORDED):
         return _WHY_UNRECORDED
@@ -121,7 +136,7 @@ def refused(caller: str, remedy: str = _CHECK) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
         # Explained errors include their own remedy.
-        said = _explanation(error) or f"{reason}; {remedy}"
+        said = _explanation(error) or f"{reason}; {_instead(error) or remedy}"
         raise RouteError(f"{caller}: torch does not implement this derivative: {said}.") from error
 
 
@@ -168,6 +183,8 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
     listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
     # Callers without a choice have a single route.
     remedy = "" if route == "auto" or caller == "directional_derivatives" else '\n"auto" tries the others.'
+    instead = next(filter(None, map(_instead, said.values())), "")
+    remedy = f"\n{instead[0].upper()}{instead[1:]}." if instead else remedy
     raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
         iter(said.values())
     )

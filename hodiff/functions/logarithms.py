@@ -77,8 +77,8 @@ class LogitSlope(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $1 / (x (1 - x))$."""
-        return 1 / (x * (1 - x))
+        """Compute $1 / (x (1 - x))$, and NaN where the logit is NaN."""
+        return torch.where((x < 0) | (x > 1), math.nan, 1 / (x * (1 - x)))
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:

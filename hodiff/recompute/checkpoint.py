@@ -24,6 +24,7 @@ from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_batched
+from hodiff.torch_internals.tensors import storage_of, version_of
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 _STORED: ContextVar[bool] = ContextVar("stored", default=False)
@@ -36,6 +37,8 @@ class CallProgram(Program):
 
     Attributes:
         inputs: The program's operands, until `take_inputs` returns them.
+        returned: After the first run, the index of the operand that each output is, None for a new tensor.
+        returns_views: After the first run, whether an output is a view of an operand.
     """
 
     def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -49,6 +52,8 @@ class CallProgram(Program):
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
         self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
         self._ran = False
+        self.returned: list[int | None] = []
+        self.returns_views = False
         self.name, self.function = name, f
 
     def take_inputs(self) -> list[Tensor]:
@@ -63,10 +68,24 @@ class CallProgram(Program):
                 with self._surroundings.restored():
                     return self._call(inputs)
             self._ran = True
+            before = list(map(_version, inputs))
             if self._guard is None:
-                return self._call(inputs)
-            with self._surroundings.modes_restored(), self._guard:
-                return self._call(inputs)
+                outputs = self._call(inputs)
+            else:
+                with self._surroundings.modes_restored(), self._guard:
+                    outputs = self._call(inputs)
+            # Later runs raise for an input that the function itself changes in place.
+            if list(map(_version, inputs)) == before:
+                self._compare(inputs, outputs)
+            return outputs
+
+    def _compare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Find the outputs that share memory with inputs, which code may change in place later."""
+        places = {id(each): i for i, each in enumerate(inputs)}
+        self.returned = [places.get(id(each)) for each in outputs]
+        memory = {_memory(each) for each in inputs} - {None}
+        fresh = (each for each, i in zip(outputs, self.returned, strict=True) if i is None)
+        self.returns_views = any(_memory(each) in memory for each in fresh)
 
     @at_another_point
     def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -228,4 +247,22 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
                 "an attribute, a list or a variable, where its derivatives would be lost; return it as well, or "
                 "store it detached."
             )
+        if call.returns_views:
+            # A view of an argument has to be one of the caller's tensor, so this call stores its intermediate results.
+            return call.structured(call.run(*inputs))
+        if call.returned:
+            outputs = [out if i is None else inputs[i] for out, i in zip(outputs, call.returned, strict=True)]
         return call.structured(outputs)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None in inference mode, where nothing counts."""
+    plain = below_transforms(tensor)
+    return None if plain.is_inference() else version_of(plain)
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """Identify the memory of a tensor; None for sparse tensors and subclasses, which may have none."""
+    plain = below_transforms(tensor)
+    known = type(plain) in (Tensor, nn.Parameter) and plain.layout == torch.strided
+    return storage_of(plain) if known else None

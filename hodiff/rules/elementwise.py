@@ -192,7 +192,9 @@ def _make_jvp(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
         inputs = _merged(ctx.saved_tensors, ctx.constant_inputs)
         residuals = cls.residuals(inputs, cls.apply(*inputs) if cls.saves_output else None)
         terms = [cls.scaled_slope(t, index, *residuals) for index, t in enumerate(tangents) if t is not None]
-        return sum(terms[1:], terms[0]).expand(ctx.shape)
+        tangent = sum(terms[1:], terms[0])
+        # Two tangents must not share memory, because functions may change one of them in place.
+        return (tangent.clone() if any(tangent is t for t in tangents) else tangent).expand(ctx.shape)
 
     return jvp
 

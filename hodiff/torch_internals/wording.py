@@ -15,6 +15,14 @@ class Wording(Enum):
     NO_REVERSE_RULE = (r"derivative for .* is not implemented", "an operator lacks a rule for reverse mode")
     NO_AUTOGRAD_FORMULA = (r"no autograd formula", "so does one made by torch.library")
     NO_FORWARD_RULE = (r"Trying to use forward AD with", "an operator lacks a rule for forward mode")
+    SAMPLE_OF_GAMMA = (
+        r"_standard_gamma|_dirichlet",
+        "samples of Gamma and Dirichlet have a first derivative, in reverse mode only",
+    )
+    ORDER_OF_FUNCTION = (
+        r"derivative for '(igammac?: input|zeta)'",
+        "incomplete gamma and zeta functions have no derivative by their first argument",
+    )
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
     NESTED_DUAL_LEVELS = (
         r"Nested forward mode AD",

@@ -74,6 +74,11 @@ MORE = {
     "softplus(beta=2)": (lambda x: F.softplus(x, 2.0, 1000.0), lambda x: softplus(2 * x) / 2, EVERYWHERE),
     "selu": (F.selu, lambda x: mp.mpf(SELU[0]) * mp.mpf(SELU[1]) * mp.expm1(x), (-mp.inf, 0.0)),
     "celu(alpha=2)": (lambda x: F.celu(x, 2.0), lambda x: 2 * mp.expm1(x / 2), (-mp.inf, 0.0)),
+    "celu(alpha=0.4)": (
+        lambda x: F.celu(x, 0.4),
+        lambda x: mp.mpf(0.4) * mp.expm1(x / mp.mpf(0.4)),
+        (-mp.inf, 0.0),
+    ),
     "glu": (lambda x: F.glu(torch.stack([torch.ones_like(x), x], -1), -1)[..., 0], logistic, EVERYWHERE),
     "softmax": (lambda x: pair(x).softmax(-1)[..., 0], logistic, EVERYWHERE),
     "log_softmax": (lambda x: pair(x).log_softmax(-1)[..., 0], lambda x: -softplus(-x), EVERYWHERE),

@@ -446,3 +446,27 @@ def test_gradient_by_a_closed_over_parameter_is_right_or_raises(route):
     for derive in (hvp, lambda f, x, v, route: hessian_matrix(f, x, route=route)):
         with pytest.raises(RouteError, match="to a tensor that it closes over"):
             derive(f, x, torch.ones_like(x), route=route)
+
+
+LACKING: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "Gamma": (lambda a: torch.distributions.Gamma(a, 1.0).rsample(), "detach the sample"),
+    "Dirichlet": (lambda a: torch.distributions.Dirichlet(a).rsample() ** 2, "detach the sample"),
+    "Beta": (lambda a: torch.distributions.Beta(a, a).rsample(), "detach the sample"),
+    "gammainc": (lambda a: torch.special.gammainc(a, torch.ones_like(a)), "define the derivative by hodiff.custom_jvp"),
+    "gammaincc": (lambda a: torch.special.gammaincc(a, torch.ones_like(a)), "define the derivative"),
+    "zeta": (lambda a: torch.special.zeta(a, torch.ones_like(a)), "define the derivative by hodiff.custom_jvp"),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_derivatives_that_torch_lacks_have_a_remedy(name):
+    f, remedy = LACKING[name]
+    a = torch.tensor([1.5, 2.5], dtype=torch.float64)
+    total = lambda a: f(a).sum()  # noqa: E731
+    for derive in (
+        lambda: hvp(total, a, a),
+        lambda: hessian(total, randomness="same")(a),
+        lambda: HessianOperator(total, a, randomness="fixed") @ a,
+    ):
+        with pytest.raises(RouteError, match=remedy):
+            derive()

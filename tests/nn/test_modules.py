@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from hodiff import InputError, hvp, nn
+from hodiff import InputError, hvp, nn, preflight
 
 
 def normal(*shape):
@@ -71,6 +71,13 @@ def built(request):
 def run(module, inputs):
     torch.manual_seed(1)
     return module(*inputs)
+
+
+def test_preflight_has_no_false_remarks(built):
+    module, inputs = built
+    found = preflight(module, *inputs)
+    assert not found.cuts
+    assert all("draws random numbers" in each or "in place" in each for each in found.remarks)
 
 
 def test_modules_are_copied_and_pickled(built):

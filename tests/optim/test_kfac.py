@@ -282,6 +282,16 @@ def test_rejects_parameters_of_several_layers(kind, words):
     del optimizer
 
 
+@pytest.mark.parametrize("kind", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal])
+def test_names_the_parameters_of_parametrized_weights(kind):
+    model = kind(nn.Linear(3, 3))
+    optimizer = KFAC(model.parameters())
+    words = r"Linear\.parametrizations\.weight\.original.* \(3, .*, or make .* by .*remove_parametrizations"
+    with pytest.raises(hodiff.InputError, match=words):
+        F.mse_loss(model(torch.randn(4, 3)), torch.randn(4, 3)).backward()
+    del optimizer
+
+
 @pytest.mark.parametrize(
     ("loss", "words"),
     [

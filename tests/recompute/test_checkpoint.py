@@ -8,6 +8,7 @@ import torch
 from memory_use import SavedMemory
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import hodiff
 from hodiff.errors import InputError
@@ -451,3 +452,43 @@ def test_rejects_bad_arguments():
         checkpoint_sequential([torch.sin, torch.cos], 3, x)
     with pytest.raises(InputError, match=r"functions: expected a callable, got int"):
         checkpoint_sequential([torch.sin, 2], 1, x)
+
+
+# Functions that return their argument, or share memory with it.
+SHARING = {
+    "the argument": lambda a: a,
+    "a view": lambda a: a.view(2),
+    "a part": lambda a: a[:1],
+    "the argument and another tensor": lambda a: (a, a.sin())[0],
+    "a new tensor": lambda a: 2 * a,
+}
+
+
+@pytest.mark.parametrize("kind", ["hodiff", "torch", "torch, reentrant"])
+@pytest.mark.parametrize("name", SHARING)
+def test_result_that_is_the_argument_can_be_changed_in_place(name, kind):
+    wrap = {
+        "hodiff": checkpoint,
+        "torch": partial(torch_checkpoint, use_reentrant=False),
+        "torch, reentrant": partial(torch_checkpoint, use_reentrant=True),
+    }[kind]
+
+    def f(x, call):
+        y = x * 1
+        z = call(SHARING[name], y)
+        z.mul_(x[0])
+        return (y**3).sum() + x[1] * (z**2).sum()
+
+    x = torch.tensor([0.5, -0.7], dtype=torch.float64)
+    expected = hodiff.hessian(lambda x: f(x, lambda g, y: g(y)))(x)
+    for route in hodiff.ROUTES:
+        found = hodiff.hessian(lambda x: f(x, wrap), route=route)(x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_argument_that_is_returned_with_other_results_is_the_same_tensor():
+    x = torch.tensor([0.5, -0.7], dtype=torch.float64, requires_grad=True)
+    y = x.sin()
+    same, other = checkpoint(lambda a: (a, a.exp()), y)
+    assert same is y
+    torch.testing.assert_close(torch.autograd.grad((same * other).sum(), x)[0], (1 + y) * y.exp() * x.cos())

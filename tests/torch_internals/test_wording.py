@@ -210,6 +210,16 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.NO_REVERSE_RULE: (lambda: _slope(F.hardsigmoid).sum().backward(),),
     Wording.NO_AUTOGRAD_FORMULA: (lambda: _doubled(_x()).sum().backward(),),
     Wording.NO_FORWARD_RULE: (lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),),
+    Wording.SAMPLE_OF_GAMMA: (
+        lambda: _slope(torch._standard_gamma).sum().backward(),
+        lambda: _jvp_at_ones(torch._standard_gamma),
+        lambda: _jvp_at_ones(torch._sample_dirichlet),
+    ),
+    Wording.ORDER_OF_FUNCTION: (
+        lambda: torch.igamma(_x(), torch.ones(())).sum().backward(),
+        lambda: torch.igammac(_x(), torch.ones(())).sum().backward(),
+        lambda: torch.special.zeta(_x(), torch.ones(())).sum().backward(),
+    ),
     Wording.FORWARD_MODE: (
         lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),
         lambda: _jvp_at_ones(_Bare.apply),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from hodiff.checks.preflight.callers import model_called
 from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, FunctionDefect, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.mechanism.registry import Correction, correction_of
@@ -104,11 +105,11 @@ class CallListener(TorchFunctionMode):
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         # Functions that return their argument itself, such as `to` without effect, compute nothing.
         unrecorded = not torch.is_grad_enabled() and _holds_numbers(result) and not (args and result is args[0])
-        if (func in _CUTS or unrecorded) and _differentiable(args):
+        if (func in _CUTS or unrecorded) and _differentiable(args) and model_called():
             self.cuts += 1
         self.hooks += func is Tensor.register_hook
         if func in _TRUTHS or (func in _NUMBERS and not _differentiable(args)):
-            if self._followed.depends(args):
+            if self._followed.depends(args) and model_called():
                 self.branches[line_now()] += 1
         elif not name.endswith(_SHAPES):
             self._followed.follow(result, (args, kwargs))
@@ -180,14 +181,15 @@ _AT_ZERO = {
 
 
 class HookListener(TorchFunctionMode):
-    """Mode that records whether hooks pack saved tensors, as the hooks of `torch.utils.checkpoint` do."""
+    """Mode that records whether hooks of others pack saved tensors, as the hooks of `torch.utils.checkpoint` do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or saved_tensor_hooks() is not None
+        hooks = saved_tensor_hooks()
+        self.seen = self.seen or (hooks is not None and not hooks[0].__module__.startswith("hodiff."))
         return func(*args, **(kwargs or {}))
 
     def defects(self) -> Iterator[FunctionDefect]:

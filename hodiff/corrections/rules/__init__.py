@@ -3,7 +3,7 @@
 from hodiff.common.tensor_rules import register_for_tensors
 from hodiff.corrections.mechanism.operator_rules import enter_operators
 from hodiff.corrections.mechanism.registry import keep_as_own
-from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode
+from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode, shared_tangents
 from hodiff.corrections.rules.distances import absolute, cdist, norms
 from hodiff.corrections.rules.distances.smooth_functions import of_lengths
 from hodiff.corrections.rules.distances.squares import LENGTHS
@@ -18,7 +18,7 @@ from hodiff.corrections.rules.elementwise import (
     tails,
 )
 from hodiff.corrections.rules.elementwise.in_place import enter_in_place
-from hodiff.corrections.rules.indexing import embedding, overwriting, prod, reductions, views
+from hodiff.corrections.rules.indexing import all_dimensions, embedding, overwriting, prod, reductions, views
 from hodiff.corrections.rules.layers import (
     attention,
     convolution,
@@ -27,7 +27,15 @@ from hodiff.corrections.rules.layers import (
     pooling,
     weight_norm,
 )
-from hodiff.corrections.rules.linalg import determinants, eigenvectors, exponential, multiplication, solve, symmetric
+from hodiff.corrections.rules.linalg import (
+    correlations,
+    determinants,
+    eigenvectors,
+    exponential,
+    multiplication,
+    solve,
+    symmetric,
+)
 from hodiff.corrections.rules.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.rules.operators import decomposed, renamed
 from hodiff.corrections.rules.programs import control_flow, scripts
@@ -38,15 +46,18 @@ from hodiff.corrections.rules.special import airy, bessel, gamma, modified_besse
 
 # Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
-    "autograd": (checkpoints, custom_functions, grad_mode),
+    "autograd": (checkpoints, custom_functions, grad_mode, shared_tangents),
     "distances": (absolute, cdist, norms),
     "elementwise functions": (
         *(activations, foreach, kinks, logarithms, powers),
         *(singular, softmax, tails),
     ),
-    "indexing": (embedding, overwriting, prod, reductions, views),
+    "indexing": (all_dimensions, embedding, overwriting, prod, reductions, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
-    "linear algebra": (determinants, eigenvectors, exponential, multiplication, solve, symmetric),
+    "linear algebra": (
+        *(correlations, determinants, eigenvectors, exponential),
+        *(multiplication, solve, symmetric),
+    ),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "operators of captured graphs": (renamed, decomposed),
     "programs": (control_flow, scripts),

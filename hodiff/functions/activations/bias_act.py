@@ -102,6 +102,8 @@ class BiasAct(AnyOrderFunction):
             read = x + b
         tangents = [each for each in (x_tangent, b_tangent) if each is not None]
         tangent = tangents[0] if len(tangents) == 1 else tangents[0] + tangents[1]
+        # Two tangents must not share memory, because functions may change one of them in place.
+        tangent = tangent.clone() if len(tangents) == 1 and ctx.act == "identity" else tangent
         return activation.transport(tangent.expand(ctx.shape), read)
 
     @staticmethod

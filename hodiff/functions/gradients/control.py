@@ -191,9 +191,9 @@ class LogGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Return the tangent."""
+        """Copy the tangent, because functions may change one of the tangents in place."""
         del ctx
-        return tangent
+        return tangent.clone()
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:

@@ -43,9 +43,9 @@ class StraightThrough(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor | None, _: Tensor | None) -> Tensor | None:
-        """Return the tangent of the surrogate."""
+        """Copy the tangent of the surrogate, because functions may change one of the tangents in place."""
         del ctx
-        return tangent
+        return None if tangent is None else tangent.clone()
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], surrogate: Tensor, value: Tensor) -> tuple[Tensor, int]:

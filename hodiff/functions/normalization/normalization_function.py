@@ -82,7 +82,9 @@ class Normalization(AnyOrderFunction):
         if weight_t is not None:
             tangent = plus(tangent, weighted(merge(standardized, layout), weight_t, layout))
         if bias_t is not None:
-            tangent = plus(tangent, aligned(bias_t, layout).expand_as(x))
+            shift = aligned(bias_t, layout).expand_as(x)
+            # Two tangents must not share memory, because functions may change one of them in place.
+            tangent = shift.clone() if tangent is None else plus(tangent, shift)
         return (tangent.to(x.dtype), *[None] * ctx.statistics)
 
     @staticmethod

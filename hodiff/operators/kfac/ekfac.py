@@ -76,7 +76,7 @@ class EKFACOperator(KFACOperator):
             }  # fmt: skip
             values = {source: torch.zeros_like(basis.values) for source, basis in bases.items()}
             sizes = Size()
-            for batch, recorded in self._recorded():
+            for batch, recorded in self._recorded_batches():
                 kept = {source: self._inputs(source, recorded) for source in bases}
                 for _, found in self._pulled(batch, recorded):
                     for source, g in found.items():

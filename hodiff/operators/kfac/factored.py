@@ -17,8 +17,9 @@ from hodiff import estimators
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
+from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock, Layout
-from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.conversion import Conversion, Portable
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
 from hodiff.recompute.closed_over import is_constant
@@ -46,7 +47,22 @@ class Eigendecomposition:
         return self.eigenvalues
 
 
-class FactoredOperator(LinearOperator):
+class _AtPoint(Portable):
+    """An operator made of numbers that were computed at a point; it raises after the point was changed in place."""
+
+    point: Point
+
+    def _require_portable(self) -> None:
+        self._require_unchanged()
+
+    def _require_unchanged(self) -> None:
+        self.point.require_unchanged(type(self).__name__)
+
+    def _restore(self) -> None:
+        """Keep the numbers, which are no recorded graphs."""
+
+
+class FactoredOperator(_AtPoint, LinearOperator):
     """A symmetric operator with a block for each layer, with inverse, spectrum and norms in closed form."""
 
     made_of_constants = True
@@ -103,7 +119,8 @@ class FactoredOperator(LinearOperator):
         if method not in (EXACT, HEURISTIC):
             return super().inverse(method, **options)
         damping = _damping(f"{type(self).__name__}.inverse", options)
-        return InverseFactored(self.domain, tuple(self._inverted(each, method, damping) for each in self.blocks))
+        blocks = tuple(self._inverted(each, method, damping) for each in self.blocks)
+        return InverseFactored(self.domain, blocks, self.point)
 
     def _inverted(self, block: Block, method: str, damping: float) -> EigenBlock:
         if method == EXACT:
@@ -208,7 +225,7 @@ class FactoredOperator(LinearOperator):
         blocks = tuple(each.eigen for each in self.blocks)
         values = _scattered(self.domain, [(each.layout, each.values[None]) for each in blocks])[:, 0]
         ordered, order = values.sort()
-        return Eigendecomposition(ordered, Eigenvectors(self.domain, blocks, order))
+        return Eigendecomposition(ordered, Eigenvectors(self.domain, blocks, order, self.point))
 
     def _added(self, numbers: Sequence[Tensor]) -> Tensor:
         """Sum numbers in float64, if the device supports it."""
@@ -219,19 +236,22 @@ class FactoredOperator(LinearOperator):
 class InverseFactored(FactoredOperator):
     """The inverse of a factored operator."""
 
-    def __init__(self, domain: Space, blocks: tuple[EigenBlock, ...]):
+    def __init__(self, domain: Space, blocks: tuple[EigenBlock, ...], point: Point):
         super().__init__(domain)
-        self._blocks = blocks
+        self._blocks, self.point = blocks, point
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks of the inverse."""
+        self._require_unchanged()
         return self._blocks
 
     def converted(self, conversion: Conversion) -> InverseFactored:
         """See `LinearOperator.to`."""
         blocks = tuple(each.converted(conversion) for each in self._blocks)
-        return InverseFactored(conversion.space(self.domain), blocks)
+        self._require_unchanged()
+        point = Point(list(map(conversion, self.point.leaves)))
+        return InverseFactored(conversion.space(self.domain), blocks, point)
 
 
 class ShiftedFactored(FactoredOperator):
@@ -240,10 +260,16 @@ class ShiftedFactored(FactoredOperator):
     def __init__(self, operator: FactoredOperator, factor: float, shift: float):
         super().__init__(operator.domain)
         self._operator, self._factor, self._shift = operator, factor, shift
+        self.point = operator.point
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, which stay Kronecker products if only a nonnegative factor changes them."""
+        self._require_unchanged()
+        return self._changed_blocks
+
+    @cached_property
+    def _changed_blocks(self) -> tuple[Block, ...]:
         return tuple(self._changed(each) for each in self._operator.blocks)
 
     def _changed(self, block: Block) -> Block:
@@ -262,22 +288,24 @@ class ShiftedFactored(FactoredOperator):
         return ShiftedFactored(self._operator.converted(conversion), self._factor, self._shift)
 
 
-class Eigenvectors(LinearOperator):
+class Eigenvectors(_AtPoint, LinearOperator):
     """The orthogonal matrix of eigenvectors, in the order of their eigenvalues."""
 
     made_of_constants = True
 
-    def __init__(self, space: Space, blocks: tuple[EigenBlock, ...], order: Tensor):
+    def __init__(self, space: Space, blocks: tuple[EigenBlock, ...], order: Tensor, point: Point):
         super().__init__(Space.flat(space.size, space.dtype, space.device), space)
-        self._blocks, self._order = blocks, order
+        self._blocks, self._order, self.point = blocks, order, point
 
     def multiply(self, block: Tensor) -> Tensor:
         """Combine eigenvectors with given coefficients."""
+        self._require_unchanged()
         placed = torch.empty_like(block).index_copy_(0, self._order, block)
         return _by_blocks(self.codomain, self._blocks, lambda each, V: each.from_basis(V), placed)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """Return the coefficients of vectors in the eigenvectors."""
+        self._require_unchanged()
         return _by_blocks(self.codomain, self._blocks, lambda each, V: each.to_basis(V), block)[self._order]
 
 

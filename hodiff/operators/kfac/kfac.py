@@ -52,8 +52,8 @@ class KFACOperator(LayeredOperator):
     are hooked, so the model has to be a module that calls them. Places that the loss ignores, such as padding, count in
     A only if the loss of other places depends on them; a loss that is not one of torch's ignores outputs that none of
     its columns reaches. If a layer is called on one chunk of the examples after another, the calls count as one;
-    otherwise calls share the same examples. The factors are computed on first use, and do not change when parameters
-    change; `at` computes new factors.
+    otherwise calls share the same examples. The factors are computed on first use. If the parameters were
+    changed in place since, products raise an error; `at` computes new factors.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first
@@ -193,7 +193,7 @@ class KFACOperator(LayeredOperator):
         gradients = {source: self._zeros(source) for source in sources}
         counts = dict.fromkeys(sources, 0)
         sizes = Size()
-        for batch, recorded in self._recorded():
+        for batch, recorded in self._recorded_batches():
             ignored = ignored_targets(self.loss, batch.content[1])
             # If no target of a batch counts, none of its places does.
             counting = () if ignored is not None and bool(ignored.all()) else sources

@@ -56,15 +56,15 @@ class LayeredOperator(FactoredOperator):
     @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, computed on first use."""
+        self._require_unchanged()
         if self._blocks is None:
-            self._point.require_unchanged(type(self).__name__)
             self._blocks = self._compute()
         return self._blocks
 
     @property
     def x(self) -> PyTree:
         """The point of the operator."""
-        return self.domain.tree_of(self._point.leaves)
+        return self.domain.tree_of(self.point.leaves)
 
     def at(self: A, x: PyTree) -> A:
         """Return the operator at another point.
@@ -92,17 +92,18 @@ class LayeredOperator(FactoredOperator):
 
     def converted(self, conversion: Conversion) -> Any:
         """See `LinearOperator.to`."""
+        self._require_unchanged()
         other = copy.copy(self)
         other.model = conversion.module(self.model)
         other.args = conversion.tree(self.args)
         other.batches = self.batches.over(converted_data(self.batches.data, conversion))
-        other.relocate(list(map(conversion, self._point.leaves)), conversion.space(self.domain))
+        other.relocate(list(map(conversion, self.point.leaves)), conversion.space(self.domain))
         return other
 
     def relocate(self, leaves: Sequence[Tensor], space: Space) -> None:
         """Move this operator, a fresh copy, to another point."""
         self.domain = self.codomain = space
-        self._point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
+        self.point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
         self._blocks = None
 
     @property
@@ -120,7 +121,7 @@ class LayeredOperator(FactoredOperator):
             raise self.batches.empty()
         return 1 / sizes.weight if self.batches.reduction == "mean" else 1.0
 
-    def _recorded(self) -> Iterator[tuple[Batch, Recorded]]:
+    def _recorded_batches(self) -> Iterator[tuple[Batch, Recorded]]:
         """Yield each batch with the model's evaluation on it."""
         caller, modules = type(self).__name__, list(self.model.modules())
         for batch in self.batches:
@@ -130,7 +131,7 @@ class LayeredOperator(FactoredOperator):
             with untouched(modules):
                 if self.check and batch.index == 0:
                     value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
-                    require_deterministic(caller, value, self._point.leaves, modules)
+                    require_deterministic(caller, value, self.point.leaves, modules)
                 recorded = Recorded(function, self.model, self._sources)
             if self.check and batch.index == 0:
                 self._require_all_uses(recorded)

@@ -37,16 +37,24 @@ class Solutions:
         """Solve for each column, with the operator or its transpose."""
         operator = self._operator.T if transposed else self._operator
         if block.shape[1] == 0:
+            self._require_unchanged()
             return block.new_zeros(operator.shape[1], 0)
         matrix: Any = _Columns(operator)
         start: dict[str, Any] = {}
         with torch.no_grad():
             if self._method == FACTORED:
-                if self._factored is None:
+                if self._factored is not None:
+                    self._require_unchanged()
+                else:
                     self._factored = _Factored(self._operator.to_dense(), self._options["damping"])
                 matrix, start["x0"] = self._factored.guess(block, transposed=transposed)
             self.last_report = solve(matrix, block, method=self._method, **start, **self._options)
         return self.last_report.value.to(operator.dtype)
+
+    def _require_unchanged(self) -> None:
+        """Raise if the operator would, because its point was changed in place: multiply no columns."""
+        A = self._operator
+        A.multiply(torch.empty(A.shape[1], 0, dtype=A.dtype, device=A.device))
 
 
 class _Columns:

@@ -190,6 +190,7 @@ class CurvatureOperator(Portable, LinearOperator):
         """See `LinearOperator.to`."""
         if any(is_restricted(getattr(self, name)) for name in self.functions):
             raise InputError(f"to: A: expected a whole operator, got a block, {self}; use the block of A.to(...).")
+        self._point.require_unchanged(type(self).__name__)
         other = copy.copy(self)
         other.args = conversion.tree(self.args)
         other.batches = self.batches.over(converted_data(self.batches.data, conversion))
@@ -211,6 +212,8 @@ class CurvatureOperator(Portable, LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """Sum the products over batches."""
         self._point.require_unchanged(type(self).__name__)
+        if not block.shape[1]:
+            return block.new_zeros(self.shape[0], 0)
         with torch.no_grad(), refused(type(self).__name__):
             return self._sum(lambda each: self._columns(each, block), block.shape)
 
@@ -252,8 +255,6 @@ class CurvatureOperator(Portable, LinearOperator):
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
         """Compute one batch's products, in groups of columns that fit the memory budget."""
         k = block.shape[1]
-        if not k:
-            return block.new_zeros(self.shape[0], 0)
         size = resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
         # Transpose once, because splitting into leaves and groups would read the whole block each time.
         rows = turned(block)

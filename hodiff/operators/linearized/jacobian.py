@@ -89,6 +89,7 @@ class JacobianOperator(Portable, LinearOperator):
 
     def converted(self, conversion: Conversion) -> JacobianOperator:
         """See `LinearOperator.to`."""
+        self._require_portable()
         x = pytree.tree_unflatten(list(map(conversion, self._point.leaves)), self.domain.spec)
         args = conversion.tree(self.args)
         return JacobianOperator(self.f, x, *args, chunk_size=self.chunk_size, correct=self.correct)

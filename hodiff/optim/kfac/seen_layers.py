@@ -29,6 +29,8 @@ from hodiff.torch_internals.wording import EAGER_STANCE
 
 REMEDY = "give it to another optimizer"
 _THEM = "give them to another optimizer"
+# Name of the submodule with the parameters of parametrized weights.
+_PARAMETRIZED = "parametrizations"
 _PLACES = (
     "keep the positions of an example in separate dimensions also in the loss, as in "
     "cross_entropy(outputs.transpose(1, 2), labels), or pass fisher='monte-carlo'"
@@ -75,7 +77,10 @@ class SeenLayers:
         self.sources: list[tuple[Source, nn.Module]] = []
         # Name of the layer of a parameter, by the parameter's index.
         self._owned: dict[int, str] = {}
-        for module, calls in calls_in(loss).items():
+        seen = calls_in(loss)
+        # Names of parameters below layers, such as the parameters of a parametrized weight.
+        self._names = {id(p): f"{type(m).__name__}.{name}" for m in seen for name, p in m.named_parameters()}
+        for module, calls in seen.items():
             own = {part: getattr(module, part, None) for part in (WEIGHT, BIAS)}
             held = {part: numbers[id(p)] for part, p in own.items() if id(p) in numbers}
             if held:
@@ -88,10 +93,13 @@ class SeenLayers:
         strange = [leaf for leaf in leaves if id(leaf) in numbers and numbers[id(leaf)] not in self._owned]
         if strange:
             known = ", ".join(each.__name__ for each in KINDS)
+            names = [f"{self._names.get(id(each), '')} {describe(each)}".lstrip() for each in strange]
+            instead = f"and run code under torch.compile within `{EAGER_STANCE}`"
+            if any(f".{_PARAMETRIZED}." in each for each in names):
+                instead = "or make the weight itself a parameter by torch.nn.utils.parametrize.remove_parametrizations"
             raise InputError(
                 f"{self._caller}: params: expected weights and biases of layers that the loss uses by calls of "
-                f"{known}, got {len(strange)} other parameters: {', '.join(map(describe, strange))}; {_THEM}, "
-                f"and run code under torch.compile within `{EAGER_STANCE}`."
+                f"{known}, got {len(strange)} other parameters: {', '.join(names)}; {_THEM}, {instead}."
             )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.rules.distances.squares import is_smooth, norm, root
+from hodiff.corrections.rules.indexing.all_dimensions import over_all
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
@@ -30,15 +31,21 @@ _not_finite_at_equal_numbers = partial(
 
 @_not_finite_at_equal_numbers(*forms_of("std"))
 def _std(input: Tensor, *arguments: Any, **options: Any) -> Any:
-    if not input.is_floating_point() or not may_be_differentiated((input,)):
+    if not may_be_differentiated((input,)):
         return UNNEEDED
+    arguments, options = over_all(arguments, options)
+    if not input.is_floating_point():
+        return torch.std(input, *arguments, **options)
     return _deviation(input, torch.var(input, *arguments, **options), *arguments, **options)
 
 
 @_not_finite_at_equal_numbers(torch.std_mean)
 def _std_mean(input: Tensor, *arguments: Any, **options: Any) -> Any:
-    if not input.is_floating_point() or not may_be_differentiated((input,)):
+    if not may_be_differentiated((input,)):
         return UNNEEDED
+    arguments, options = over_all(arguments, options)
+    if not input.is_floating_point():
+        return torch.std_mean(input, *arguments, **options)
     variance, mean = torch.var_mean(input, *arguments, **options)
     return _deviation(input, variance, *arguments, **options), mean
 

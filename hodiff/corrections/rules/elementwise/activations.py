@@ -157,3 +157,28 @@ def _functional_rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
     return (_rrelu_ if inplace else _rrelu)(input, lower, upper, training)
+
+
+def _has_rounded_alpha(_: Any, alpha: Any = 1.0, *__: Any, **___: Any) -> bool:
+    return float(alpha) not in (1.0, 0.0)  # 0 is refused by torch
+
+
+_rounds_alpha = partial(
+    register,
+    routes=ROUTES,
+    reason="derivatives have the digits of float32, as torch rounds 1 / alpha, also for float64",
+    reference="the derivative of torch's elu",
+    covers=_has_rounded_alpha,
+)
+
+
+@_rounds_alpha(*forms_of("celu"))
+def _celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Any:
+    if not input.is_floating_point():
+        return UNNEEDED
+    source = input.clone() if inplace else input
+    result = torch.ops.aten.elu.default(source, alpha, 1.0, 1.0 / alpha)
+    return input.copy_(result) if inplace else result
+
+
+_rounds_alpha(*forms_of("celu_"))(in_place(_celu))

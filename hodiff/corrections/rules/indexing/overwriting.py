@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Redirected, in_place
 from hodiff.corrections.mechanism.operator_rules import calls, rule_of
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import numbers_of
@@ -139,10 +139,24 @@ _enter_fill(torch.index_fill, Tensor.index_fill, in_place=False)
 _enter_fill(Tensor.index_fill_, in_place=True)
 
 
+@register(
+    *forms_of("fill_"),
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="under vmap, a batched value cannot be written into an input that is not batched",
+    reference="copy_",
+)
+def _fill(input: Tensor, value: Any) -> Any:
+    fills = isinstance(value, Tensor) and not value.dim() and in_transform()
+    return input.copy_(value) if fills else UNNEEDED
+
+
 @register(Tensor.__setitem__, routes=ROUTES[:3], reason=REASON, reference=REFERENCE)
 def _setitem(self: Tensor, key: Any, value: Any) -> Any:
     if not isinstance(value, Tensor) or not isinstance(self, Tensor):
         return UNNEEDED
+    if not value.dim() and self.dim() and in_transform():
+        return Redirected((self, key, value.view(1)))  # which torch copies, instead of filling as below
     parts = key if isinstance(key, tuple) else (key,)
     indices = [each for each in parts if isinstance(each, (Tensor, list, np.ndarray))]
     if not indices or not carry_derivatives((value,)) or not _repeats(indices):

@@ -124,9 +124,17 @@ class OfArgument(ElementwiseFunction):
     @staticmethod
     def slope(index: int, order: Any, x: Tensor, name: str) -> Tensor | float:
         """Return the derivative by the argument; `_of_argument` raises for the derivative by the order."""
-        return _SLOPES[name](order, x) if index else 0.0
+        if not index:
+            return 0.0
+        # The formulas are finite where the function itself is not defined.
+        undefined = order < _LEAST_ORDER[name]
+        if isinstance(order, Tensor):
+            order = torch.where(undefined, math.nan, order)
+        return _SLOPES[name](math.nan if undefined is True else order, x)
 
 
+# The least orders of defined values, by the names in `torch.special`.
+_LEAST_ORDER = {"gammainc": 0, "gammaincc": 0, "zeta": 1}
 # The derivatives by the argument, by the names in `torch.special`.
 _SLOPES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gammainc": lambda a, x: GammaDensity.call(a, x),
@@ -199,7 +207,8 @@ _SERIES = "$\\psi'(x) = \\zeta(2, x)$"
 enter("gammaln", _log_gamma, torch.lgamma, Tensor.lgamma, reason=_NINE_DIGITS, reference=_SERIES)
 enter(
     "digamma",
-    lambda x, m: _log_gamma(x, m + 1),
+    # At the poles left of 0, torch's digamma is NaN.
+    lambda x, m: torch.where((x < 0) & (x == x.floor()), math.nan, _log_gamma(x, m + 1)),
     *(torch.digamma, Tensor.digamma, torch.special.psi),
     reason=_NINE_DIGITS,
     reference=_SERIES,

@@ -107,3 +107,25 @@ def test_hvp_by_every_route_inside_no_grad(act, mode):
         for second in (torch.func.hessian(f), torch.func.jacfwd(torch.func.jacfwd(f))):
             torch.testing.assert_close(second(x), expected)
         torch.testing.assert_close(torch.func.jacfwd(torch.func.hessian(f))(x), third)
+
+
+CELU = {
+    "torch.celu": torch.celu,
+    "torch.celu_": lambda x, alpha: torch.celu_(x.clone(), alpha),
+    "F.celu": F.celu,
+    "F.celu in place": lambda x, alpha: F.celu(x.clone(), alpha, inplace=True),
+    "nn.CELU": lambda x, alpha: nn.CELU(alpha)(x),
+    "aten.celu": torch.ops.aten.celu.default,
+}
+
+
+@pytest.mark.parametrize("name", CELU)
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, -0.3])
+def test_celu_has_all_digits_of_alpha(name, alpha):
+    x = torch.tensor([-0.9, -0.05, 0.3], dtype=D)
+    expected = torch.where(x < 0, torch.exp(x / alpha), 1.0), torch.where(x < 0, torch.exp(x / alpha) / alpha, 0.0)
+    for route in hodiff.ROUTES:
+        found = hodiff.value_grad_hvp(lambda x: CELU[name](x, alpha).sum(), x, torch.ones_like(x), route=route)
+        torch.testing.assert_close(found[1:], expected, rtol=1e-14, atol=0)
+    with corrected, pytest.raises((RuntimeError, ZeroDivisionError), match=r"zero|0"):
+        CELU[name](x, 0.0)

@@ -242,3 +242,44 @@ def test_tails_of_complex_functions_keep_their_digits(name, exact, points):
             for point, got in zip(points, found.tolist(), strict=True):
                 truth = complex(mpmath.diff(exact, point, order))
                 assert abs(got - truth) <= 1e-13 * abs(truth)
+
+
+# Functions that have a correction, and points outside of their domains.
+OUTSIDE = {
+    "logit": (torch.logit, (-1e300, -100.5, -0.1, 1.1, 1.5, 1e300)),
+    "special.logit": (torch.special.logit, (-1.0, 1.5)),
+    "logit_": (lambda x: x.clone().logit_(), (-1.0, 1.5)),
+    "sqrt": (torch.sqrt, (-1e300, -1.0)),
+    "pow": (lambda x: x**0.5, (-1e300, -1.0)),
+    "pow of tensors": (lambda x: torch.pow(x, tensor(0.5)), (-1e300, -1.0)),
+    "a power of a negative number": (lambda x: torch.pow(tensor(-2.0), x), (0.5, -1.5)),
+    "float_power": (lambda x: torch.float_power(x, 0.5), (-1e300, -1.0)),
+    "acosh": (torch.acosh, (-1e300, -2.0, -0.5, 0.0, 0.9)),
+    "digamma": (torch.digamma, (-1e300, -5.0, -1.0)),
+    "igamma": (lambda x: torch.igamma(tensor(2.0), x), (-2.0, -0.1)),
+    "igamma, order": (lambda x: torch.igamma(tensor(-1.5), x), (0.0, 0.5, 5.0)),
+    "igammac": (lambda x: torch.igammac(tensor(2.0), x), (-2.0, -0.1)),
+    "igammac, order": (lambda x: torch.igammac(tensor(-1.5), x), (0.0, 0.5, 5.0)),
+    "zeta": (lambda x: torch.special.zeta(tensor(2.5), x), (-2.5, -0.1)),
+    "zeta, order": (lambda x: torch.special.zeta(tensor(0.5), x), (0.5, -5.0, -2.5)),
+    "zeta of a number": (lambda x: torch.special.zeta(0.5, x), (0.5, 2.0)),
+    "bessel_y0": (torch.special.bessel_y0, (-1e300, -1.0)),
+    "bessel_y1": (torch.special.bessel_y1, (-1e300, -1.0)),
+    "modified_bessel_k0": (torch.special.modified_bessel_k0, (-1e300, -1.0)),
+    "modified_bessel_k1": (torch.special.modified_bessel_k1, (-1e300, -1.0)),
+    "scaled_modified_bessel_k0": (torch.special.scaled_modified_bessel_k0, (-1e300, -1.0)),
+    "scaled_modified_bessel_k1": (torch.special.scaled_modified_bessel_k1, (-1e300, -1.0)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_derivatives_are_nan_where_the_value_is(name):
+    f, points = OUTSIDE[name]
+    for point in points:
+        x = torch.tensor([point], dtype=D)
+        value, gradient, product = hodiff.value_grad_hvp(lambda x: f(x).sum(), x, torch.ones_like(x))
+        assert value.isnan()
+        assert gradient.isnan().all()
+        assert product.isnan().all()
+        (slope,) = hodiff.jacobian(f, mode="forward")(x)
+        assert slope.isnan().all()

@@ -126,3 +126,41 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_errors_match_torch(name):
     same_error(BAD[name], TARGET)
+
+
+def filled(write):
+    def f(x):
+        z = torch.zeros(2, 3, dtype=D)
+        write(z, x[0] * x[1])
+        return (z**3).sum()
+
+    return f
+
+
+FILLS = {
+    "fill_": lambda z, y: z.fill_(y),
+    "torch.fill_": lambda z, y: torch.fill_(z, y),
+    "fill_ of a view": lambda z, y: z[0].fill_(y),
+    "aten.fill_": lambda z, y: torch.ops.aten.fill_.Tensor(z, y),
+    "a column": lambda z, y: z.__setitem__((slice(None), 1), y),
+    "an element": lambda z, y: z.__setitem__((0, 1), y),
+    "everything": lambda z, y: z.__setitem__(..., y),
+    "a mask": lambda z, y: z.__setitem__(torch.tensor([True, False]), y),
+    "indices": lambda z, y: z.__setitem__((torch.tensor([0]), 1), y),
+    "masked_fill_": lambda z, y: z.masked_fill_(torch.eye(2, 3) > 0, y),
+    "index_fill_": lambda z, y: z.index_fill_(1, torch.tensor([0]), y),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", FILLS)
+def test_a_number_fills_constants_by_every_route(name):
+    f, x = filled(FILLS[name]), torch.tensor([0.5, -0.7], dtype=D)
+    count = f(torch.ones_like(x)).item()
+    a, b = x.tolist()
+    slope = count * torch.tensor([3 * a**2 * b**3, 3 * a**3 * b**2], dtype=D)
+    expected = count * torch.tensor([[6 * a * b**3, 9 * a**2 * b**2], [9 * a**2 * b**2, 6 * a**3 * b]], dtype=D)
+    for mode in ("forward", "reverse"):
+        torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(x), slope)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hessian(f, route=route)(x), expected)

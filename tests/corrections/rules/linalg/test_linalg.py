@@ -446,3 +446,24 @@ def test_cholesky_ex_failure_affects_only_its_own_matrix(route):
         )
     assert first[0, 0].isfinite().all()
     assert first[1, 1].isnan().any()
+
+
+@pytest.mark.parametrize("call", [torch.corrcoef, torch.Tensor.corrcoef])
+def test_clipped_correlations_have_the_derivatives_of_the_quotient(call):
+    # Proportional rows, of which rounding makes a correlation above 1.
+    x = torch.tensor([[-3.6, -0.1, -2.7], [-3.3, 0.2, -2.4]], dtype=torch.float64)
+
+    def quotient(x):
+        centered = x - x.mean(1, keepdim=True)
+        return (centered[0] * centered[1]).sum() / (centered[0].norm() * centered[1].norm())
+
+    expected = hodiff.hessian(quotient)(x)
+    assert expected.abs().max() > 0.01
+    for route in hodiff.ROUTES:
+        found = hodiff.hessian(lambda x: call(x)[0, 1], route=route)(x)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    with hodiff.corrected():
+        x.requires_grad_()
+        assert torch.equal(call(x), call(x.detach()))
+        for each in (x[0], x[:1], torch.complex(x, x.flip(1))):
+            torch.testing.assert_close(call(each), call(each.detach()), rtol=0, atol=0)
