@@ -164,6 +164,7 @@ CALLS = [
     *((f, (X, (TWICE,), Y, False), {}) for f in (torch.index_put, torch.Tensor.index_put, torch.Tensor.index_put_)),
     *((f, (X, PLACES, Y, False), {}) for f in (torch.put, torch.Tensor.put, torch.Tensor.put_)),
     *((f, (X, 0, TWICE, X[0, 0]), {}) for f in (torch.index_fill, torch.Tensor.index_fill, torch.Tensor.index_fill_)),
+    *((f, (X[0], MASK), {}) for f in (torch.masked_select, torch.Tensor.masked_select)),
     (torch.masked_scatter, (X, MASK, Y), {}),
     (torch.Tensor.masked_scatter, (X, MASK, Y), {}),
     (torch.Tensor.masked_scatter_, (X, MASK, Y), {}),

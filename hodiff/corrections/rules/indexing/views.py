@@ -1,4 +1,4 @@
-"""Rules for `as_strided_scatter`, `tensor_split` at a tensor of indices, and `flip` and `roll` of numbers."""
+"""Rules for `as_strided_scatter`, `masked_select`, `tensor_split` at a tensor, and `flip` and `roll` of numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, unable
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.mechanism.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_wrapped
 from hodiff.torch_operators.table import forms_of
+
+
+def _broadcasts(input: Any, mask: Any = None, *_: Any, **__: Any) -> bool:
+    return isinstance(mask, Tensor) and input.shape != mask.shape
+
+
+@register(
+    *forms_of("masked_select"),
+    routes=ROUTES[:1],
+    reason="second derivatives are wrong if the mask has more dimensions than the input",
+    reference="the selection from both after they are broadcast",
+    covers=_broadcasts,
+)
+def _masked_select(input: Tensor, mask: Tensor) -> Any:
+    if mask.dtype != torch.bool:
+        return INVALID
+    return torch.masked_select(*torch.broadcast_tensors(input, mask)) if _broadcasts(input, mask) else UNNEEDED
 
 
 def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
