@@ -21,6 +21,9 @@ from hodiff.torch_operators.table import OPERATORS
 
 # The rule of abs follows the side of a length itself.
 PIECEWISE = {each.name for each in OPERATORS if each.pieces} - {"abs"}
+# The same of hodiff.functions.
+PIECEWISE_OF_HODIFF = ("relu", "clipped_relu", "fused_add_relu", "soft_threshold", "hinge", "huber", "amax")
+PIECEWISE |= {f"functions.{name}" for name in PIECEWISE_OF_HODIFF}
 
 
 def along_each_side(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
@@ -96,6 +97,9 @@ def assign(target: Any, result: Any) -> Any:
             "the parts by torch.stack or torch.cat."
         )
     frame, value = target.frame, target.value
+    if isinstance(result, Jet) and result.frame is frame and result.value.shape != value.shape:
+        # The new dimensions of coefficients are behind their axis of directions.
+        result = torch.broadcast_to(cast(Tensor, result), value.shape)
     if isinstance(result, Jet) and result.frame is frame and result.support is not None and target.base is None:
         own = result.value
         if (own.shape, own.dtype) == (value.shape, value.dtype):

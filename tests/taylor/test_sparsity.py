@@ -409,13 +409,15 @@ def test_support_arithmetic_matches_python_sets(seed):
 
     a, b = drawn(2, (2, 1, 4)), drawn(3, (1, 3, 4))
     both = united((a, b), 3)
-    along = levelled(a, (2,))
+    dims = ((2,), (0, 2), (2, 1), (0, 1, 2))[seed % 4]
+    along = levelled(a, dims)
     for place in itertools.product(*map(range, shape)):
         if both is not None:
             expected = {*directions_at(a, shape, place), *directions_at(b, shape, place)}
             assert directions_at(both[0], shape, place) == sorted(expected)
         if along is not None:
-            row = [directions_at(a, shape, (*place[:2], k)) for k in range(shape[2])]
+            others = itertools.product(*(range(n) if d in dims else [place[d]] for d, n in enumerate(shape)))
+            row = [directions_at(a, shape, each) for each in others]
             assert directions_at(along[0], shape, place) == sorted({d for each in row for d in each})
     for given, found in ((a, both and (both[0], both[1][0])), (b, both and (both[0], both[1][1])), (a, along)):
         if found is None:

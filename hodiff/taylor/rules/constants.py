@@ -94,14 +94,21 @@ def setitem(frame: Frame, func: Any, x: Any, index: Any, value: Any) -> None:
     source: Any = x
     shown = source[value_of(frame, index)] if isinstance(x, Jet) else x
     if isinstance(shown, Jet) and shown.base is not None and not picks(value_of(frame, index)):
-        assign(shown, value)
+        assign(shown, _without_leading_ones(value, shown.ndim))
         return
     if not isinstance(x, Jet):
         assign(x, value)
     places = torch.arange(x.value.numel(), device=x.value.device).reshape(x.value.shape)[value_of(frame, index)]
     flat = x.reshape(-1)
-    value = torch.broadcast_to(_tensor(value, x.value), places.shape).reshape(-1)
+    value = _without_leading_ones(_tensor(value, x.value), places.ndim)
+    value = torch.broadcast_to(value, places.shape).reshape(-1)
     assign(x, torch.index_copy(flat, 0, places.reshape(-1), value).reshape(x.value.shape))
+
+
+def _without_leading_ones(value: Any, rank: int) -> Any:
+    """Drop dimensions of one element in front, which item assignment ignores."""
+    extra = getattr(value, "ndim", 0) - rank
+    return value.reshape(value.shape[extra:]) if extra > 0 and max(value.shape[:extra]) == 1 else value
 
 
 def _tensor(value: Any, like: torch.Tensor) -> Any:

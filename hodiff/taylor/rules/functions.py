@@ -15,6 +15,7 @@ from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import RULES, Entry
 from hodiff.taylor.series import Frame
+from hodiff.taylor.steps_of_lengths import PIECEWISE_OF_HODIFF
 
 
 def straight_through(frame: Frame, func: Any, smooth: Any, value: Any) -> Any:
@@ -80,6 +81,12 @@ def _by_formula(formula: Callable[..., Any]) -> Callable[..., Any]:
     return lambda frame, func, *args, **kwargs: formula(*args, **kwargs)
 
 
+def _nested(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+    return unknown(frame, func, args, kwargs)
+
+
+for _name in PIECEWISE_OF_HODIFF:
+    RULES[getattr(functions, _name)] = Entry(f"functions.{_name}", _nested)
 for _function, _formula in FORMULAS.items():
     RULES[_function] = Entry(f"functions.{_function.__name__}", _by_formula(_formula))
 RULES[functions.softplus] = Entry("functions.softplus", _softplus)

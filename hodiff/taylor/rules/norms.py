@@ -262,7 +262,8 @@ def norm(
 
 @rule("cosine_similarity", "nn.cosine_similarity")
 def cosine_similarity(frame: Frame, func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """Inner product of the normalized vectors."""
+    """Inner product of the normalized vectors, which broadcast before."""
+    x1, x2 = torch.broadcast_tensors(x1, x2)
     a = x1 / torch.clamp_min(torch.linalg.vector_norm(x1, 2, dim, keepdim=True), eps)
     b = x2 / torch.clamp_min(torch.linalg.vector_norm(x2, 2, dim, keepdim=True), eps)
     return (a * b).sum(dim)

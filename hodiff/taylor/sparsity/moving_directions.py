@@ -212,7 +212,8 @@ def level_rows(given: Support, dims: tuple[int, ...]) -> tuple[Indices, Indices]
     places = math.prod(index.shape[d + 1] for d in dims)
     rest = [index.shape[d + 1] for d in kept_dims]
     apart = index.transpose(0, *(d + 1 for d in dims), *(d + 1 for d in kept_dims)).reshape(len(index), places, *rest)
-    varying: Any = given.varies[:, list(dims)].any(1)
+    # -1 agrees with any direction, so rows that agree along each dimension may differ along all of them.
+    varying: Any = changes(apart, 1).reshape(len(index), -1).any(1)
     blocks = [own if differs else own.max(0, keepdims=True) for own, differs in zip(apart, varying, strict=True)]
     starts = np.cumsum([0, *map(len, blocks)])[:-1]
     return np.concatenate(blocks), starts[:, None] + varying[:, None] * np.arange(places)

@@ -107,6 +107,7 @@ OF_HODIFF = {
     "torch's logsigmoid": (even(F.logsigmoid), -0.25),
     "relu": (lambda r: hf.relu(r) ** 2, 1.0),
     "clipped_relu": (lambda r: hf.clipped_relu(r, 1.0) ** 2, 1.0),
+    "soft_threshold": (lambda r: hf.soft_threshold(r, 0.0) ** 2, 1.0),
     "checkpoint": (lambda r: hf.checkpoint(torch.cos, r), -0.5),
     "torch's checkpoint": (lambda r: torch.utils.checkpoint.checkpoint(torch.cos, r, use_reentrant=False), -0.5),
 }
@@ -116,8 +117,12 @@ OF_HODIFF = {
 def test_functions_of_hodiff_at_a_zero_length_have_the_even_part(name):
     function, half = OF_HODIFF[name]
     zero = torch.zeros(2, dtype=D)
-    hessian = hodiff.hessian(lambda x: function(torch.linalg.vector_norm(x)))(zero)
-    torch.testing.assert_close(hessian, 2 * half * torch.eye(2, dtype=D), rtol=1e-12, atol=1e-12)
+
+    def f(x):
+        return function(torch.linalg.vector_norm(x))
+
+    torch.testing.assert_close(hodiff.hessian(f)(zero), 2 * half * torch.eye(2, dtype=D), rtol=1e-12, atol=1e-12)
+    assert hodiff.laplacian(f)(zero).item() == pytest.approx(4 * half, rel=1e-12)
 
 
 @hodiff.custom_jvp
