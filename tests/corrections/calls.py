@@ -66,10 +66,10 @@ def network(kind):
 # The function, its arguments with differentiated tensors first, and its keyword-only arguments
 CALLS = [
     (torch.relu, (X,), {}),
-    (F.celu, (X, 0.4, False), {}),
+    (F.celu, (X, 0.375, False), {}),
     *((f, (X, VECTOR[0]), {}) for f in (torch.fill_, torch.Tensor.fill_)),
     *((f, (X,), {}) for f in (torch.corrcoef, torch.Tensor.corrcoef)),
-    *((f, (X, 0.4), {}) for f in (torch.celu, torch.celu_)),
+    *((f, (X, 0.375), {}) for f in (torch.celu, torch.celu_)),
     (torch.Tensor.relu, (X,), {}),
     (F.relu, (X, False), {}),
     (F.hardsigmoid, (X, False), {}),
@@ -134,7 +134,7 @@ CALLS = [
     (torch.view_copy, (X, (4, 3)), {}),
     (torch.view_as_real_copy, (torch.complex(X, Y),), {}),
     *((f, (X,), {}) for f in (torch.frac, torch.Tensor.frac)),
-    *((f, (X, 0.7), {}) for f in (torch.fmod, torch.Tensor.fmod, torch.remainder, torch.Tensor.remainder)),
+    *((f, (X, 0.75), {}) for f in (torch.fmod, torch.Tensor.fmod, torch.remainder, torch.Tensor.remainder)),
     (torch.ldexp, (X, PLACES), {}),
     (torch.Tensor.ldexp, (X, PLACES), {}),
     (torch.Tensor.ldexp_, (X, PLACES), {}),

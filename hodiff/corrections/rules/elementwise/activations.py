@@ -159,7 +159,8 @@ def _functional_rrelu(
     return (_rrelu_ if inplace else _rrelu)(input, lower, upper, training)
 
 
-def _has_rounded_alpha(_: Any, alpha: Any = 1.0, *__: Any, **___: Any) -> bool:
+def _has_rounded_alpha(input: Any, alpha: Any = 1.0, *_: Any, **__: Any) -> bool:
+    del input
     return float(alpha) not in (1.0, 0.0)  # 0 is refused by torch
 
 

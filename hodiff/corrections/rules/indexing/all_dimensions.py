@@ -26,7 +26,8 @@ def _is_empty(dim: Any) -> bool:
     return isinstance(dim, tuple | list) and not dim
 
 
-def _is_over_none(_: Any, *arguments: Any, dim: Any = None, **__: Any) -> bool:
+def _is_over_none(input: Any, *arguments: Any, dim: Any = None, **_: Any) -> bool:
+    del input
     return _is_empty(dim) or (bool(arguments) and _is_empty(arguments[0]))
 
 
