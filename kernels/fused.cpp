@@ -1,9 +1,10 @@
-// Elementwise functions and rows of softmax in one pass over memory, for float32 on a CPU; a few for float64, too.
+// Fused CPU kernels for float32, some also for float64: elementwise functions and their vector-Jacobian products,
+// rows of softmax and normalization, ReLU with its mask, collapsed Taylor series, transposes and symmetric parts.
 //
-// Numbers are widened to double, so that each formula may be the plain one: double keeps the digits that float32 would
-// lose to cancellation in the tails, and its range holds every intermediate. What comes back is right to about half a
-// unit in the last place. The loops are written for the compiler to vectorise, and are compiled for several processors
-// at once; which of them runs is settled when the library is loaded.
+// Activation functions are computed in double, so that plain formulas suffice: double keeps the digits that float32
+// would lose to cancellation in the tails, and intermediate results do not overflow. Results are accurate to about half
+// a unit in the last place of float32. The compiler vectorizes the loops, and compiles them for several processors
+// (FOR_EACH_PROCESSOR); the version for the present processor is chosen when the library is loaded.
 
 #include <cmath>
 #include <cstdint>
@@ -18,18 +19,20 @@
 
 namespace {
 
-// Elements that one thread takes at a time, and below how many one thread does it all.
+// Number of elements in a block, the unit of work of a thread.
 constexpr long BLOCK = 2048;
+// Up to this number of elements, a kernel uses a single thread.
 constexpr long SERIAL = 16384;
 
-// NaN passes through all of them.
+// Clamp x from below, from above, or to [-bound, bound]. NaN stays NaN.
 INLINE double at_least(double x, double low) { return low > x ? low : x; }
 INLINE double at_most(double x, double high) { return high < x ? high : x; }
 INLINE double cut(double x, double bound) { return at_most(at_least(x, -bound), bound); }
 
-// e^x for |x| <= 700, to 5e-12: 2^k times a polynomial, a Chebyshev fit on [-log(2)/2, log(2)/2].
+// e^x for |x| <= 700, with a relative error below 5e-12: 2^k p(r) for x = k log(2) + r with an integer k, where the
+// polynomial p is a Chebyshev fit of e^r on [-log(2)/2, log(2)/2].
 INLINE double exponential(double x) {
-  const double shift = 0x1.8p52;  // Adding it rounds to an integer, which then stands in the low bits.
+  const double shift = 0x1.8p52;  // Adding it rounds to an integer, stored in the low bits of the mantissa.
   const double shifted = x * 0x1.71547652b82fep0 + shift;
   const double k = shifted - shift;
   const double r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
@@ -50,14 +53,15 @@ INLINE double exponential(double x) {
   return p * power;
 }
 
-// What the functions of a logistic are made of, for |z| <= 700. The range of double lets one formula serve both tails.
+// The sigmoid function sigma(z) = 1 / (1 + e^-z) and related functions, for |z| <= 700. The range of double allows one
+// formula for both tails.
 struct Logistic {
   double z, e, d;  // e = e^-z and d = 1 / (1 + e)
   INLINE explicit Logistic(double argument) : z(argument), e(exponential(-argument)), d(1.0 / (1.0 + e)) {}
   INLINE double value() const { return d; }          // sigma(z)
   INLINE double reflected() const { return e * d; }  // sigma(-z)
   INLINE double bell() const { return e * d * d; }   // sigma(z) sigma(-z)
-  INLINE double half_tanh() const {                  // tanh(z / 2), by its series near 0
+  INLINE double half_tanh() const {                  // tanh(z / 2), by its Taylor series near 0
     const double square = z * z;
     const double near = 0.5 * z * (1.0 - square * (1.0 / 12 - square * (1.0 / 120)));
     const double far = (1.0 - e) * d;
@@ -65,6 +69,7 @@ struct Logistic {
   }
 };
 
+// sigma(z) and its first and second derivatives.
 INLINE double sigmoid(double z) { return Logistic(cut(z, 700.0)).value(); }
 INLINE double bell(double z) { return Logistic(cut(z, 700.0)).bell(); }
 INLINE double bell_slope(double z) {
@@ -72,6 +77,7 @@ INLINE double bell_slope(double z) {
   return -l.bell() * l.half_tanh();
 }
 
+// SiLU, x sigma(x), and its first and second derivatives. The factor x is clamped from below to avoid -infinity * 0.
 INLINE double silu(double x) { return at_least(x, -700.0) * Logistic(cut(x, 700.0)).value(); }
 INLINE double silu_slope(double x) {
   const Logistic l(cut(x, 700.0));
@@ -82,8 +88,9 @@ INLINE double silu_curvature(double x) {
   return l.bell() * (2.0 - l.z * (1.0 - l.e) * l.d);
 }
 
-// The normal density and distribution for |x| <= 16; beyond it the one tail lies below the smallest float32. By way of
-// Phi(-u) = e^(-u^2/2) q / (u + 4), where q is a smooth function of 1 / (u + 4): a Chebyshev fit, good to 4e-9.
+// The standard normal density and distribution function Phi. x is clamped to [-16, 16], because the smaller tail is
+// below the smallest float32 outside. Phi(-u) = e^(-u^2/2) q / (u + 4) for u >= 0, where q is a smooth function of
+// 1 / (u + 4), computed by a Chebyshev fit with a relative error below 4e-9.
 struct Normal {
   double x, bell;
   INLINE explicit Normal(double argument) : x(cut(argument, 16.0)), bell(exponential(-0.5 * x * x)) {}
@@ -108,6 +115,7 @@ struct Normal {
   }
 };
 
+// GELU, x Phi(x), and its first and second derivatives.
 INLINE double gelu(double x) { return at_least(x, -16.0) * Normal(x).distribution(); }
 INLINE double gelu_slope(double x) {
   const Normal normal(x);
@@ -118,7 +126,9 @@ INLINE double gelu_curvature(double x) {
   return normal.density() * (2.0 - normal.x * normal.x);
 }
 
-// x sigma(v) with v = c (x + d x^3), cut where sigma is constant; its derivatives by the rule for gates.
+// GELU with the tanh approximation: x sigma(v) for v = c (x + d x^3). Its derivatives are
+//   sigma(v) + x v' sigma'(v)  and  2 v' sigma'(v) + x (v'' sigma'(v) + v'^2 sigma''(v)),
+// with v' in `first` and v'' in `second`. x is clamped to [-18, 18], because sigma(v) is 0 or 1 in float32 outside.
 struct Cubic {
   double x, v, first, second;
   INLINE explicit Cubic(double argument) : x(cut(argument, 18.0)) {
@@ -141,8 +151,9 @@ INLINE double gelu_tanh_curvature(double x) {
   return l.bell() * (2.0 * cubic.first + cubic.x * bend);
 }
 
-// x w with w = tanh(log(1 + n)) = n (n + 2) / D, D = n (n + 2) + 2, n = e^x; w' = 4 n (n + 1) / D^2 and
-// w'' = 4 n (2 + 2 n - 3 n^2 - 2 n^3) / D^3. Beyond 60 they are below the smallest float32.
+// The factor w of Mish, x w: w = tanh(log(1 + n)) = n (n + 2) / D for n = e^x and D = n (n + 2) + 2, with derivatives
+// w' = 4 n (n + 1) / D^2 and w'' = 4 n (2 + 2 n - 3 n^2 - 2 n^3) / D^3. Callers clamp x at 60, because w' and w'' are
+// below the smallest float32 beyond.
 struct Gate {
   double n, inverse;
   INLINE explicit Gate(double x) {
@@ -170,6 +181,7 @@ INLINE double mish_curvature(double x) {
   return 2.0 * gate.slope() + x * gate.curvature();
 }
 
+// Functions f of one argument, each with two loops: f_of computes f(x), and f_times computes by * f(x).
 #define FORMULAS(each)                                                                                      \
   each(sigmoid) each(bell) each(bell_slope) each(silu) each(silu_slope) each(silu_curvature) each(gelu)     \
   each(gelu_slope) each(gelu_curvature) each(gelu_tanh) each(gelu_tanh_slope) each(gelu_tanh_curvature)     \
@@ -184,7 +196,7 @@ INLINE double mish_curvature(double x) {
   }
 FORMULAS(DEFINE_LOOPS)
 
-// Functions whose derivative has a formula, too.
+// Pairs of a function f and its derivative. f_pullback is the vector-Jacobian product of by * f(x), for a cotangent c.
 #define SLOPES(each)                                                                                        \
   each(sigmoid, bell) each(bell, bell_slope) each(silu, silu_slope) each(silu_slope, silu_curvature)        \
   each(gelu, gelu_slope) each(gelu_slope, gelu_curvature) each(gelu_tanh, gelu_tanh_slope)                  \
@@ -200,17 +212,19 @@ FORMULAS(DEFINE_LOOPS)
       by_x[i] = static_cast<float>(static_cast<double>(c[i]) * by[i] * derivative);                         \
     }                                                                                                       \
   }
-// By x and, halfway, by beta of x sigma(z) with z = beta x.
+// With by = x, gate_pullback differentiates y = x sigma(z), z = beta x: by_by = c dy/dx, and x by_x = c dy/dbeta.
 INLINE double gate(double z) { return silu_slope(z); }
 SLOPES(DEFINE_PULLBACK)
 
-// x sigma(z) with z = beta x: zero where x is -infinity.
+// out = x sigma(z) for z = beta x. x is clamped from below to avoid -infinity * 0.
 FOR_EACH_PROCESSOR void gate_times(const float* z, const float* x, float* out, long n) {
   for (long i = 0; i < n; ++i) out[i] = static_cast<float>(at_least(x[i], -3.4028234663852886e38) * sigmoid(z[i]));
 }
 
-// What pulls u and w back through (c f(z), c x b(z)), with f = silu_slope and b = bell: to c, x and z. Outputs are
-// declared to overlap nothing, as there are too many pointers for the compiler to compare when it runs.
+// Vector-Jacobian product of (c, x, z) -> (c f(z), c x b(z)) with f = silu_slope and b = bell, for the cotangents u, w:
+//   by_c = u f(z) + w x b(z),  by_x = w c b(z),  by_z = c (u f'(z) + w x b'(z)).
+// Outputs must not overlap any other array (__restrict): there are too many pointers for the compiler to check them for
+// overlap at run time.
 FOR_EACH_PROCESSOR void gate_curvature(const float* u, const float* w, const float* c, const float* x, const float* z,
                                        float* __restrict by_c, float* __restrict by_x, float* __restrict by_z, long n) {
   for (long i = 0; i < n; ++i) {
@@ -239,7 +253,7 @@ struct Pullback {
 const Pullback PULLBACKS[] = {SLOPES(LIST_PULLBACK)};
 constexpr long PULLBACK_ENTRIES = sizeof PULLBACKS / sizeof PULLBACKS[0];
 
-// e^x for x <= 0 in float32, to a unit in the last place; zero below -87.
+// e^x for x <= 0 in float32, accurate to about one unit in the last place; zero for x < -87.
 INLINE float exponential_below(float x) {
   const float shift = 0x1.8p23f;
   const float cut_x = x < -87.0f ? -87.0f : x;
@@ -261,13 +275,15 @@ INLINE float exponential_below(float x) {
   return x < -87.0f ? 0.0f : p * power;
 }
 
-// Rows of softmax, whose numbers are sums over the row: float32 inside, the sums over pieces of a row in double.
+// Softmax is computed in float32. Sums over a row are float32 within pieces of PIECE elements; the sums of the pieces
+// are added in double.
 constexpr long PIECE = 256;
 
 INLINE float bounded_by(float x, float bound) {
   const float low = x < -bound ? -bound : x;
   return low > bound ? bound : low;
 }
+// The largest element, clamped to [-bound, bound]. NaN is ignored.
 FOR_EACH_PROCESSOR float largest(const float* x, long n, float bound) {
   float top = -bound;
 #pragma omp simd reduction(max : top)
@@ -275,7 +291,7 @@ FOR_EACH_PROCESSOR float largest(const float* x, long n, float bound) {
   return bounded_by(top, bound);
 }
 
-// out = e^(x - top); returns the sum.
+// out = e^(x - top), with x clamped to [-bound, bound]. Returns the sum of out.
 FOR_EACH_PROCESSOR double exponentials(const float* x, float top, float* out, long n, float bound) {
   double total = 0.0;
   for (long start = 0; start < n; start += PIECE) {
@@ -312,6 +328,7 @@ FOR_EACH_PROCESSOR double inner(const float* a, const float* b, long n) {
   return total;
 }
 
+// scaled_by: out *= factor. centred_by: out *= factor (v - mean).
 FOR_EACH_PROCESSOR void scaled_by(float factor, float* out, long n) {
   for (long i = 0; i < n; ++i) out[i] *= factor;
 }
@@ -319,6 +336,7 @@ FOR_EACH_PROCESSOR void centred_by(float factor, const float* v, float mean, flo
   for (long i = 0; i < n; ++i) out[i] *= factor * (v[i] - mean);
 }
 
+// log(sum(e^x)). If the largest element is infinite, returns NaN if the row contains NaN, else that element.
 float logsumexp_row(const float* x, long n) {
   const float infinity = __builtin_inff(), top = largest(x, n, infinity);
   if (top != infinity && top != -infinity) return static_cast<float>(top + std::log(sum_of_exponentials(x, top, n)));
@@ -345,7 +363,8 @@ FOR_EACH_PROCESSOR void weighted_row(const float* p, const float* v, float* out,
   for (long i = 0; i < n; ++i) out[i] = p[i] * (v[i] - mean);
 }
 
-// What pulls u back through that: p (u - <p, u>) to v, and u (v - <p, v>) - <p, u> v to p.
+// Vector-Jacobian product of weighted_row for the cotangent u of out:
+//   by_v = p (u - <p, u>),  by_p = u (v - <p, v>) - <p, u> v.
 FOR_EACH_PROCESSOR void weighted_pullback_row(const float* p, const float* v, const float* u, float* by_p, float* by_v,
                                               long n) {
   const float mean = static_cast<float>(inner(p, v, n)), other = static_cast<float>(inner(p, u, n));
@@ -355,7 +374,10 @@ FOR_EACH_PROCESSOR void weighted_pullback_row(const float* p, const float* v, co
   }
 }
 
-// At p = softmax: p s', p c' and p w', where x' = x - <p, x> and w = e + s' c'. Outputs overlap nothing here, either.
+// For p = softmax(scores), with the tangent s of the scores, the cotangent c of p and the tangent e of c: the tangent
+// by_s of p, the cotangent by_c of the scores, and its tangent by_e. With t' = t - <p, t> and w = e + s' c',
+//   by_s = p s',  by_c = p c',  by_e = p w'.
+// Outputs must not overlap any other array.
 FOR_EACH_PROCESSOR void curvature_row(const float* p, const float* s, const float* c, const float* e,
                                       float* __restrict by_s, float* __restrict by_c, float* __restrict by_e, long n) {
   const float mean_s = static_cast<float>(inner(p, s, n)), mean_c = static_cast<float>(inner(p, c, n));
@@ -369,10 +391,11 @@ FOR_EACH_PROCESSOR void curvature_row(const float* p, const float* s, const floa
   for (long i = 0; i < n; ++i) by_e[i] = p[i] * (by_e[i] - mean_w);
 }
 
-// What pulls the cotangents u, a and c of the gradients of a normalized row y = w x^ + b, with respect to x, w and b, back
-// to their cotangent g and to x and w. With x^ = r (x - m(x)), P t = t - m(t) - x^ m(t x^), p = g w and q = g a,
-//   by_g = w r P u + a x^ + c,  by_x = -r^2 (x^ m(u P p) + m(p x^) P u + m(u x^) P p) + r P q,  by_w += g r P u;
-// m(x) and m(t) are left out where the row is not centred.
+// Vector-Jacobian product of the backward pass of a normalized row y = w x^ + b. The backward pass maps the cotangent g
+// of y to the gradients of x, w and b; u, a and c are the cotangents of these gradients. With the mean m over the row,
+// x^ = r (x - m(x)), r = 1 / sqrt(m((x - m(x))^2) + eps), P t = t - m(t) - x^ m(t x^), p = g w and q = g a,
+//   by_g = w r P u + a x^ + c,  by_x = -r^2 (x^ m(u P p) + m(p x^) P u + m(u x^) P p) + r P q,  by_w += g r P u.
+// If the row is not centred (RMS normalization), the terms m(x) and m(t) are omitted.
 FOR_EACH_PROCESSOR void normalization_row(const float* __restrict x, const float* __restrict g,
                                           const float* __restrict u, const float* __restrict w,
                                           const float* __restrict a, const float* __restrict c, float* __restrict by_g,
@@ -416,7 +439,7 @@ FOR_EACH_PROCESSOR void normalization_row(const float* __restrict x, const float
 FOR_EACH_PROCESSOR void add_relu_block(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
   for (long i = 0; i < n; ++i) {
     const float sum = x[i] + y[i];
-    out[i] = sum < 0 ? 0 : sum;  // NaN stays
+    out[i] = sum < 0 ? 0 : sum;  // keeps NaN
     mask[i] = !(sum <= 0);
   }
 }
@@ -430,8 +453,9 @@ FOR_EACH_PROCESSOR void masked_block(const float* v, const std::uint8_t* mask, f
   for (long i = 0; i < n; ++i) out[i] = mask[i] ? v[i] : 0;
 }
 
-// A square tile below the diagonal and its mirror image, both replaced by their mean; the largest difference of the two
-// and the largest magnitude of either. Maxima pass over NaN, so that a sum that keeps it stands beside them.
+// Replace a tile of a matrix on or below the diagonal, and the transpose of its mirror image, by their mean. `stride`
+// is the leading dimension of the matrix. `report` accumulates the largest difference of the two, the largest magnitude
+// in either, and a sum of zeros that becomes NaN at NaN or infinity, because maxima ignore NaN.
 constexpr long TILE = 32;
 
 #define DEFINE_AVERAGE(T)                                                                                   \
@@ -481,14 +505,15 @@ void average_with_transpose(T* a, long n, long stride, T* report) {
   }
 }
 
-// The transpose of some rows of a narrow matrix, where stride is the distance between rows of the result.
+// Transpose a block of rows of a matrix with few columns; `stride` is the leading dimension of the result.
 FOR_EACH_PROCESSOR void turn_block(const float* x, float* out, long rows, long columns, long stride) {
   for (long j = 0; j < columns; ++j)
     for (long i = 0; i < rows; ++i) out[j * stride + i] = x[i * columns + j];
 }
 
-// Of a function of a collapsed series of order 2 with derivatives a and 2b: first = a u for each of the directions, a row
-// apart each, and last = a w + b sum(u u); w may be null.
+// An elementwise function f of a collapsed Taylor series of order 2, with a = f' and b = f''/2 at its value. u has the
+// first coefficients, one row per direction with the leading dimension `stride`; w is the sum over directions of the
+// second coefficients, and may be null for zero. For each direction, first = a u; and last = a w + b sum(u^2).
 template <class T>
 INLINE void collapsed_part(const T* a, const T* b, const T* u, const T* w, T* first, T* last, long rows, long stride,
                            long count) {
@@ -520,13 +545,14 @@ template <class T>
 void collapsed(const T* a, const T* b, const T* u, const T* w, T* first, T* last, long rows, long n) {
   if (n == 0) return;
   const long blocks = (n + BLOCK - 1) / BLOCK;
-  // Few elements with many directions are cut smaller, so that every thread has some.
+  // Few elements may have many directions: divide them into smaller blocks, so that more threads have work.
   const long size = blocks > 7 ? BLOCK : (n + 7) / 8;
 #pragma omp parallel for schedule(static) if (n * rows > SERIAL)
   for (long i = 0; i < n; i += size)
     collapsed_block(a + i, b + i, u + i, w ? w + i : nullptr, first + i, last + i, rows, n, n - i < size ? n - i : size);
 }
 
+// Call work(start, count) for each block of n elements, in parallel.
 template <class Work>
 void in_blocks(long n, Work work) {
   const long blocks = (n + BLOCK - 1) / BLOCK;
@@ -544,7 +570,7 @@ void in_blocks(long n, Work work) {
 EXPORT long hodiff_formulas() { return ENTRIES; }
 EXPORT const char* hodiff_formula(long index) { return TABLE[index].name; }
 
-// out = f(x), or by * f(x) where by is not null; out may be x or by.
+// out = f(x), or by * f(x) if `by` is not null, for function `index` of TABLE; out may be x or by.
 EXPORT void hodiff_elementwise(long index, const float* x, const float* by, float* out, long n) {
   const auto loop = by ? TABLE[index].times : TABLE[index].of;
   in_blocks(n, [=](long start, long count) { loop(x + start, by ? by + start : nullptr, out + start, count); });
@@ -553,7 +579,8 @@ EXPORT void hodiff_elementwise(long index, const float* x, const float* by, floa
 EXPORT long hodiff_pullbacks() { return PULLBACK_ENTRIES; }
 EXPORT const char* hodiff_pullback_formula(long index) { return PULLBACKS[index].name; }
 
-// Of by * f(x): by_by = c f(x) and by_x = c by f'(x).
+// Vector-Jacobian product of by * f(x) for the cotangent c and function `index` of PULLBACKS:
+//   by_by = c f(x),  by_x = c by f'(x).
 EXPORT void hodiff_pullback(long index, const float* x, const float* by, const float* c, float* by_by, float* by_x,
                             long n) {
   const auto run = PULLBACKS[index].run;
@@ -576,14 +603,16 @@ EXPORT void hodiff_logsumexp(const float* x, float* out, long rows, long columns
   for (long row = 0; row < rows; ++row) out[row] = logsumexp_row(x + row * columns, columns);
 }
 
-// out = scale p for each row, p = softmax(x) with infinities cut at the bound; scale may be null.
+// out = scale softmax(x) for each row, with x clamped to [-bound, bound]. `scale` has a number per row, and may be null
+// for 1.
 EXPORT void hodiff_softmax(const float* x, const float* scale, float* out, long rows, long columns, float bound) {
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
   for (long row = 0; row < rows; ++row)
     softmax_row(x + row * columns, scale ? scale[row] : 1.0f, out + row * columns, columns, bound);
 }
 
-// mean = <p, v> and out = scale (p v - p mean) for each row; scale and mean may be null.
+// mean = <p, v> and out = scale p (v - mean) for each row, with p = softmax(x) and x clamped to [-bound, bound].
+// `scale` may be null for 1; `mean` may be null if it is not needed.
 EXPORT void hodiff_softmax_product(const float* x, const float* scale, const float* v, float* out, float* mean,
                                    long rows, long columns, float bound) {
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
@@ -601,6 +630,7 @@ EXPORT void hodiff_weighted(const float* p, const float* v, float* out, long row
     weighted_row(p + row * columns, v + row * columns, out + row * columns, columns);
 }
 
+// See weighted_pullback_row.
 EXPORT void hodiff_weighted_pullback(const float* p, const float* v, const float* u, float* by_p, float* by_v,
                                      long rows, long columns) {
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
@@ -620,7 +650,8 @@ EXPORT void hodiff_softmax_curvature(const float* p, const float* s, const float
   }
 }
 
-// See normalization_row. The rows are cut into parts, each with a row of its own in by_w, which starts from zero.
+// See normalization_row. The rows are divided into parts, which run in parallel; each part adds to its own row of
+// by_w (parts, columns), which the caller initializes to zero.
 EXPORT void hodiff_normalization_curvature(const float* x, const float* g, const float* u, const float* w,
                                            const float* a, const float* c, float* by_g, float* by_x, double* by_w,
                                            long parts, long rows, long columns, double eps, long centred) {
@@ -633,7 +664,7 @@ EXPORT void hodiff_normalization_curvature(const float* x, const float* g, const
     }
 }
 
-// out = max(x + y, 0), and where the sum is positive or NaN; y may be null.
+// out = max(x + y, 0), and a mask that is set where the sum is positive or NaN; y may be null for 0.
 EXPORT void hodiff_add_relu(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
   in_blocks(n, [=](long start, long count) {
     if (y)
@@ -658,17 +689,17 @@ EXPORT void hodiff_collapsed_double(const double* a, const double* b, const doub
   collapsed(a, b, u, w, first, last, rows, n);
 }
 
-// out = x^T, of a matrix with few columns.
+// out = x^T for a matrix x (rows, columns) with few columns.
 EXPORT void hodiff_turn(const float* x, float* out, long rows, long columns) {
-  // Blocks of rows stay in the nearest cache while each of their columns is read.
+  // A block of rows fits in the L1 cache while its columns are read one after another.
   const long block = BLOCK * 4 / columns + 1;
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
   for (long start = 0; start < rows; start += block)
     turn_block(x + start * columns, out + start, rows - start < block ? rows - start : block, columns, rows);
 }
 
-// A square matrix and its transpose, both replaced by their mean. Reported: the largest difference of the two, the
-// largest magnitude of either, and a number that is 0 if all were finite and NaN if not.
+// Replace a square matrix with the leading dimension `stride` by the mean of itself and its transpose. `report` gets
+// the largest difference of the two, the largest magnitude, and 0 if all elements are finite, else NaN.
 EXPORT void hodiff_average_float(float* a, long n, long stride, float* report) {
   average_with_transpose(a, n, stride, report);
 }

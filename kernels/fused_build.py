@@ -1,7 +1,7 @@
 """Sources and flags of the compiled kernels, and the check of a built library; `setup.py` runs this file, too.
 
-A truncated library kills the process, and a library of older sources reads its arguments wrongly. So the build writes a
-record beside the library, which is compared with the files before anything is loaded.
+A truncated library crashes the process, and a library built from older sources misreads its arguments. So the build
+writes a record beside the library, and hodiff compares it with the library and the sources before loading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-# An installed package has no C++ any more, but still the signatures that its calls rely on.
+# The record has a digest of each file. An installed package has no C++ sources, so only its Python files are compared.
 SOURCES = (
     "fused.cpp",
     "fused_signatures.py",
@@ -24,8 +24,8 @@ SOURCES = (
     "coloring/greedy.cpp",
     "cross_entropy/rows.cpp",
 )
-# OpenMP is left unresolved, because torch provides it: a second copy would start threads of its own. Without debug
-# symbols, a library is a quarter of the size, and read as quickly.
+# OpenMP's symbols stay unresolved, because torch provides them: a second copy would start its own threads. Without
+# debug symbols, the library has a quarter of the size, and is read faster.
 FLAGS = (
     "-O3",
     "-g0",
@@ -37,33 +37,33 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fvisibility=hidden",
 )
-# clang's threads require LLVM's OpenMP, but torch brings GNU's on Linux, and Apple's clang has none. Kernels built by
-# clang use one thread.
+# clang needs LLVM's OpenMP for threads, but torch brings GNU's on Linux, and Apple's clang has none. So kernels built
+# by clang use a single thread.
 OF_CLANG = {"-fopenmp": "-fopenmp-simd"}
 
 
 def flags_of(command: Sequence[str]) -> list[str]:
-    """Return the flags for a compiler, given the words of its command, of which some may be flags."""
+    """Return the flags for a compiler, given the words of its command, which may include flags."""
     compiler = itertools.takewhile(lambda word: not word.startswith("-"), command)
     try:
         said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    except OSError:  # no compiler, which the build reports
+    except OSError:  # no compiler; the build reports that
         said = ""
     return [OF_CLANG.get(flag, flag) for flag in FLAGS] if "clang" in said else list(FLAGS)
 
 
 def record_of(library: Path) -> Path:
-    """Return the file beside a library that records its sources."""
+    """Return the path of the record of a library's sources."""
     return library.with_name(f"{library.name}.json")
 
 
 def write_record(library: Path) -> None:
-    """Record the digests of a library that was just built and of its sources."""
+    """Record the digests of a new library and of its sources."""
     record_of(library).write_text(json.dumps({"library": _digest(library), **_sources()}, indent=1) + "\n")
 
 
 def flaw(library: Path) -> str | None:
-    """Return why a library must not be loaded, or None if it was built from these sources."""
+    """Return the reason not to load a library, or None if it was built from these sources."""
     try:
         record = dict(json.loads(record_of(library).read_text()))
         found = _digest(library)

@@ -1,4 +1,4 @@
-"""The C functions of `fused.cpp` and its neighbours: what each takes and returns, so that a wrong call raises."""
+"""Argument and result types of the C functions of all kernels, so that ctypes raises for wrong calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
 _TEXT = ctypes.c_char_p
 
-# Of those that only write to what they are given, by name.
+# Argument types of functions that return nothing, by name.
 _ARGUMENTS = {
     "hodiff_elementwise": (_LONG, _POINTER, _POINTER, _POINTER, _LONG),
     "hodiff_pullback": (_LONG, *(_POINTER,) * 5, _LONG),
@@ -38,7 +38,7 @@ _ARGUMENTS = {
     "hodiff_color_forest": (_LONG, _LONG, *(_POINTER,) * 8),
 }
 
-# Result and arguments by name.
+# Result type and argument types, by name.
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     **{name: (None, arguments) for name, arguments in _ARGUMENTS.items()},
     "hodiff_formulas": (_LONG, ()),

@@ -1,4 +1,4 @@
-"""A call of the C++ kernels of attention, field by field as `tiles.cpp` declares it."""
+"""Arguments of the C++ kernels for attention: structures with the same fields as in `tiles.cpp`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONG, _DOUBLE, _POINTER = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
 
 
 class Tensor(ctypes.Structure):
-    """Where a tensor (batch, rows, columns) stands; a stride is 0 where it is broadcast."""
+    """Address and strides of a tensor (batch, rows, columns); a broadcast dimension has stride 0."""
 
     _fields_ = (
         ("data", _POINTER),
@@ -20,14 +20,14 @@ class Tensor(ctypes.Structure):
     )
 
 
-# What comes in by name; and the fields of what goes out, by what it belongs to.
+# Names of the inputs; and the field of each result: the output, or the gradient with respect to an input.
 INPUTS = ("q", "k", "v", "g", "q_t", "k_t", "v_t", "g_t", "mask", "mask_t")
 OUTPUTS = {"out": "out", "q": "by_q", "k": "by_k", "v": "by_v", "mask": "by_mask"}
 MASK_KINDS = {"none": 0, "boolean": 1, "additive": 2}
 
 
 class Problem(ctypes.Structure):
-    """All that a kernel reads; a tensor that is not there has no data."""
+    """All arguments of a kernel; the address of a missing tensor is null."""
 
     _fields_ = (
         ("batch", _LONG * BATCH_DIMENSIONS),

@@ -1,21 +1,34 @@
-// Scaled dot-product attention, its gradient, and the tangents of both, for float32 and float64 on a CPU.
+// CPU kernels for scaled dot-product attention, its gradient, and the tangents of both, in float32 and float64.
 //
-// P = softmax(S) with S = s Q K^T + M; O = P V; G is the cotangent of O, d marks tangents, m(t) is the mean of t under
-// the weights of a row, and t' = t - m(t). A panel of query rows holds, against all keys that it sees,
+// The output is O = P V with the weights P = softmax(S) and the scores S = s Q K^T + M. G is the cotangent of O, and d
+// marks tangents. m(t) is the mean of t in each row, weighted by P, and t' = t - m(t). For a panel of query rows and
+// the keys that they attend to, a kernel stores
 //
-//   S,  dS = s (dQ K^T + Q dK^T),  C = G V^T,  E = dG V^T + G dV^T,
-//   dP = P dS',  A = P C',  dA = P W'  with  W = E + dS' C'
+//   S,  dS = s (dQ K^T + Q dK^T) + dM,  C = G V^T,  E = dG V^T + G dV^T,
+// and computes elementwise the tangent dP of P, the cotangent A of S, and its tangent dA:
 //
-// elementwise, and from them O, dO = dP V + P dV; the gradient s A K, s A^T Q, P^T G; and its tangent
-// s (dA K + A dK), s (dA^T Q + A^T dQ), dP^T G + P^T dG. That is 2 products for O, 5 for the gradient, and 14 for the
-// tangent of the gradient and dO together. Each of a panel's numbers is used in all products before the next panel, and
-// nothing of the size of P is ever there. Dropout multiplies P by a constant where it meets V or G. A soft-cap c makes
-// the scores c t with t = tanh(S / c), before the mask: dS and what is pulled back to S have 1 - t^2 as a factor, and
-// the tangent of the latter gains -2 t / c times dS A. What is pulled back to S, before the soft-cap, is also the gradient by M.
+//   dP = P dS',  A = P C',  dA = P W'  with  W = E + dS' C'.
 //
-// A mask is often smaller than the weights, and its gradient is a sum over all heads that share it. So heads come in
-// groups, one for each matrix of the mask's gradient (one for each head where nobody wants it), and a task adds those of
-// its group one after another, for a chunk of the rows and, where chunks are too few, a slice of the group.
+// The results without tangents are
+//
+//   the output O, and the gradients s A K, s A^T Q, P^T G and A with respect to Q, K, V and M;
+//
+// with tangents, they are the tangents of these:
+//
+//   dP V + P dV,  s (dA K + A dK),  s (dA^T Q + A^T dQ),  dP^T G + P^T dG,  dA.
+//
+// O takes 2 matrix products, the gradient 5, and all tangents together 14. The products of a panel are computed before
+// the next panel, so no matrix of the size of P is ever stored.
+//
+// Dropout multiplies P elementwise by constant factors in its products with V and G, and therefore C and E as well.
+//
+// A soft-cap c replaces X = s Q K^T in S by c t with t = tanh(X / c), so that dS = (1 - t^2) dX + dM. The cotangent of
+// X is (1 - t^2) A, and its tangent is (1 - t^2) dA - (2 t / c) (1 - t^2) dX A.
+//
+// The gradient of a mask that is broadcast over heads is a sum over these heads. The heads that share a matrix of the
+// mask's gradient form a group; if that gradient is not needed, each head is a group. A task processes the heads of a
+// group one after another, for a chunk of the query rows. If there are too few chunks for all threads, the heads of a
+// group are also divided into slices, each with its own sum.
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -30,12 +43,13 @@ namespace {
 constexpr int omp_get_thread_num() { return 0; }
 #endif
 
-// Keys that one product takes at a time; rows of a panel are chosen by the caller.
+// Number of keys in a tile, the unit of a matrix product. The caller chooses the number of rows of a panel (`height`).
 constexpr long TILE = 64;
 enum MaskKind : long { NO_MASK, BOOLEAN, ADDITIVE };
 
 constexpr long rounded(long n, long step) { return (n + step - 1) / step * step; }
 
+// Constants of the exponential function: range reduction, the floating-point format, and Taylor coefficients.
 template <class T>
 struct Constants;
 template <>
@@ -59,38 +73,40 @@ struct Constants<double> {
       1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 };
 
-// One of the tensors, (batch, rows, columns) after broadcasting; `cpu.py` has the same fields.
+// A tensor (batch, rows, columns) after broadcasting, by address and strides. `problem.py` declares the same fields.
 constexpr int BATCH_DIMENSIONS = 8;
 struct Tensor {
   const void* data;
   long columns, strides[BATCH_DIMENSIONS], row_stride, column_stride;
 };
 
-// Missing tensors have no data; so have results that nobody wants. Query i sees key j if low <= j - i <= high.
+// All arguments of a call; `problem.py` declares the same fields. Pointers are null for missing tensors and for results
+// that are not needed. Query i attends to key j only if low <= j - i <= high.
 struct Problem {
-  // Sizes of the batch, and how much of each tells groups apart: all of it, or 1.
+  // Sizes of the batch, and of the batch of groups: in each dimension the same size, or 1 if a group spans it.
   long batch[BATCH_DIMENSIONS], grouped[BATCH_DIMENSIONS];
   long heads, groups, slices, chunks, length, keys, low, high, height, threads;
-  double scale, softcap;  // No soft-cap is 0.
+  double scale, softcap;  // 0 for no soft-cap
   Tensor q, k, v, g, q_t, k_t, v_t, g_t, mask, mask_t;
   long mask_kind;
-  // Dropout: a weight is kept, times `kept`, if its hash is at least the threshold; a key for each head.
+  // Dropout: a weight is multiplied by `kept` if its hash is at least `threshold`, else by 0. Each head has a hash key.
   const std::int64_t* head_keys;
   long threshold;
   double kept;
-  // (heads, rows, columns), contiguous; the parts of by_k and by_v that chunks give, if there are several, are (chunks,
-  // slices, groups, keys, columns) of a step.
+  // Results (heads, rows, columns), contiguous. If there are several chunks, parts_k and parts_v (chunks, slices,
+  // groups, keys, columns) are each chunk's part of by_k and by_v for the heads of the current step.
   void *out, *by_q, *by_k, *by_v, *parts_k, *parts_v;
-  // (slices, chunks, groups, rows, columns), with one chunk if it has rows, which only one chunk adds to; zeros before.
+  // (slices, chunks, groups, mask_rows, mask_columns), initialized to zero. The size of `chunks` is 1 if mask_rows > 1,
+  // because then only one chunk adds to a row.
   void* by_mask;
   long mask_rows, mask_columns;
 };
 
-// What one step of a task is about.
+// The part of the problem that a step of a task computes.
 struct Place {
   long head, group, slice, chunk;
 };
-// The head of number `index` in a group.
+// The index of a head, given its group and its index within the group.
 inline long head_of(const Problem& p, long group, long index) {
   long head = 0, step = 1;
   for (int d = BATCH_DIMENSIONS - 1; d >= 0; --d) {
@@ -101,7 +117,8 @@ inline long head_of(const Problem& p, long group, long index) {
   return head;
 }
 
-// Query rows `start` to `start + count`, padded to `rows`, and the keys that any of them sees, in fours.
+// Query rows `start` to `start + count`, padded to `rows`, and the range `first` to `last` of the keys that any of them
+// attends to, rounded outwards to multiples of 4.
 struct Panel {
   long start, count, rows, first, last;
 };
@@ -113,7 +130,7 @@ inline Panel panel_of(const Problem& p, long start) {
   return {start, count, p.height, first / 4 * 4, first == last ? first / 4 * 4 : rounded(last, 4)};
 }
 
-// A tensor's matrix of one head.
+// The matrix of one head of a tensor; `data` is null for a missing tensor.
 template <class T>
 struct Matrix {
   const T* data;
@@ -131,7 +148,7 @@ struct Matrix {
   }
 };
 
-// Hands out pieces of a thread's memory, a cache line apart.
+// Allocates buffers one after another in a thread's workspace, aligned to cache lines.
 template <class T>
 struct Pieces {
   static constexpr long LINE = 64 / sizeof(T);
@@ -143,12 +160,13 @@ struct Pieces {
   }
 };
 
-// The rows of a panel as they are, and turned; null where there are none.
+// The rows of a panel of a tensor and their transpose; null for a missing tensor.
 template <class T>
 struct Rows {
   T *plain, *turned;
 };
 
+// The finalizer of the 32-bit MurmurHash3.
 inline std::uint32_t mixed(std::uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
   x = (x ^ (x >> 13)) * 0xC2B2AE35u;
@@ -191,6 +209,7 @@ using Task = void (*)(const Problem&, T*, const Place&);
 #define TASK_OF(processor) \
   (moving ? (pulled ? processor::run_task<T, true, true> : processor::run_task<T, true, false>) \
           : (pulled ? processor::run_task<T, false, true> : processor::run_task<T, false, false>))
+// The version of run_task for the present processor; for `moving` and `pulled`, see run_task.
 template <class T>
 Task<T> task_for(bool moving, bool pulled) {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -203,7 +222,7 @@ Task<T> task_for(bool moving, bool pulled) {
   return TASK_OF(base);
 }
 
-// How many numbers a thread's memory has.
+// The size of a thread's workspace, in elements.
 template <class T>
 long memory_of(const Problem& p) {
   const long lanes = 16, e = rounded(p.q.columns, lanes), f = rounded(p.v.columns, lanes), keys = rounded(p.keys, 4);
@@ -211,7 +230,7 @@ long memory_of(const Problem& p) {
   return 3 * keys * (e + f) + p.height * (5 * e + 5 * f + 6 * keys + TILE + 5) + pieces;
 }
 
-// Sum what the chunks of a step found for the keys of a slice's head, in their order.
+// Sum the parts of all chunks of a step, in order, to the gradient with respect to the keys or values of one head.
 template <class T>
 void join(const Problem& p, const Place& place, long columns, const void* parts, void* by) {
   if (!by) return;
@@ -225,17 +244,18 @@ void join(const Problem& p, const Place& place, long columns, const void* parts,
   }
 }
 
+// Compute all results that the problem asks for. `memory` has a workspace for each of the p.threads threads.
 template <class T>
 void run(const Problem& p, void* memory, bool moving, bool pulled) {
   const Task<T> task = task_for<T>(moving, pulled);
   const long size = rounded(memory_of<T>(p), Pieces<T>::LINE), own_keys = p.groups * p.slices;
   const long tasks = own_keys * p.chunks, shared = p.heads / p.groups, steps = (shared + p.slices - 1) / p.slices;
-  // Of a slice's heads the one that a step is about, or none.
+  // The head of a slice that a step computes, or -1 if the slice has fewer heads than steps.
   const auto place_of = [&](long i, long step) {
     const long group = i % p.groups, slice = i / p.groups % p.slices, index = slice * steps + step;
     return Place{index < shared ? head_of(p, group, index) : -1, group, slice, i / own_keys};
   };
-// Never more threads than have memory, whatever OpenMP is set to.
+// Each thread needs a workspace, so the number of threads does not follow OpenMP's setting.
 #pragma omp parallel num_threads(static_cast<int>(p.threads))
   {
     T* own = static_cast<T*>(memory) + size * omp_get_thread_num();
@@ -267,6 +287,7 @@ void run(const Problem& p, void* memory, bool moving, bool pulled) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// The size of Problem in bytes, and of the workspace of a thread in elements.
 EXPORT long hodiff_attention_problem() { return sizeof(Problem); }
 EXPORT long hodiff_attention_memory_float(const Problem* p) { return rounded(memory_of<float>(*p), 16); }
 EXPORT long hodiff_attention_memory_double(const Problem* p) { return rounded(memory_of<double>(*p), 8); }

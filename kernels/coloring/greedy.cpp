@@ -1,8 +1,9 @@
-// Greedy colorings of graphs in compressed rows: distance-2, star and acyclic; dynamic orders; rooted forests.
+// Greedy distance-2, star and acyclic colorings of graphs in compressed sparse rows (CSR); dynamic vertex orders;
+// rooted forests.
 //
-// Each vertex gets the first color that no condition forbids, in a given order, so that the result does not depend on
-// how sets are kept: hodiff/sparse/coloring/ has the same loops in Python, which the tests compare. All memory comes
-// from the caller. Vertices and entries are 32-bit; -1 is no color so far, no vertex, no entry.
+// In a given order, each vertex gets the smallest color that no condition forbids. The result does not depend on how
+// color sets are stored, so the tests compare it with the same algorithms in Python, in hodiff/sparse/coloring/. The
+// caller allocates all memory. Vertices and entries are 32-bit; -1 means not colored yet, no vertex, or no entry.
 
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@ using std::uint64_t;
 
 constexpr int32_t NONE = -1;
 
+// The neighbours of v are columns[starts[v]] to columns[starts[v + 1] - 1].
 struct Graph {
   const int32_t* starts;
   const int32_t* columns;
@@ -22,8 +24,9 @@ struct Graph {
   const int32_t* end(int32_t v) const { return columns + starts[v + 1]; }
 };
 
-// Sets of colors, `kinds` of them for each vertex: bits where these take less memory than one number a neighbour, else
-// lists. So all of them together never take more than four bytes an entry of the matrix, and a union costs the least.
+// A set of colors for each vertex; `kinds` objects share the memory. A set is stored as bits if they need no more words
+// than a list with a color per neighbour, else as a list. So an object needs about four bytes per entry of the matrix
+// at most, and unions are cheap.
 class Sets {
  public:
   Sets(const int64_t* room, uint64_t* memory, int32_t* counts, int64_t words, int kinds, int kind)
@@ -45,6 +48,7 @@ class Sets {
     }
   }
 
+  // Add the set of v to the bits `into`.
   void join(int32_t v, uint64_t* into) const {
     if (is_bits(v)) {
       const uint64_t* mine = at(v);
@@ -57,7 +61,7 @@ class Sets {
 
  private:
   int64_t size(int32_t v) const { return room_[v + 1] - room_[v]; }
-  // A list has a place for its length in `counts`, and is marked by it: bits have -1 there.
+  // `counts` has the length of a list, and -1 for bits.
   bool is_bits(int32_t v) const { return counts_[int64_t{v} * kinds_ + kind_] < 0; }
   uint64_t* at(int32_t v) const { return memory_ + kinds_ * room_[v] + kind_ * size(v); }
   int32_t* list_of(int32_t v) const { return reinterpret_cast<int32_t*>(at(v)); }
@@ -70,13 +74,14 @@ class Sets {
   int kinds_, kind_;
 };
 
+// The smallest color that is not forbidden, or -1 if all 64 * words are.
 int32_t first_free(const uint64_t* forbidden, int64_t words) {
   for (int64_t i = 0; i < words; ++i)
     if (~forbidden[i]) return static_cast<int32_t>(64 * i + __builtin_ctzll(~forbidden[i]));
   return NONE;
 }
 
-// Components by union: the root of each is its own parent.
+// Union-find with path halving and union by size. A root is its own parent.
 struct Components {
   int32_t* parent;
   int32_t* size;
@@ -96,7 +101,7 @@ struct Components {
   }
 };
 
-// Vertices by a number each, in doubly linked lists; the one entered last comes first.
+// Bucket queue: doubly linked lists of the vertices of each degree. The vertex that was entered last comes first.
 struct Buckets {
   int32_t *heads, *next, *previous, *degrees;
   void enter(int32_t v) const {
@@ -115,7 +120,8 @@ struct Buckets {
   }
 };
 
-// The neighbours of v, each once: in the graph itself, or columns that share a row with it where `rows` are given.
+// Visit each neighbour of v once. If `rows` is given, `graph` has the rows of each column, and neighbours are columns
+// that share a row.
 template <typename Visit>
 void each_neighbor(const Graph& graph, const Graph& rows, int32_t* visited, int32_t mark, int32_t v, Visit visit) {
   if (!rows.starts) {
@@ -136,8 +142,8 @@ void each_neighbor(const Graph& graph, const Graph& rows, int32_t* visited, int3
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Columns that share no row get one color; `starts` and `rows` are those of the columns. Returns how many colors, or
-// -1 where 64 * words are too few.
+// Distance-2 coloring: columns that share a row get different colors. `starts` and `rows` are compressed columns (CSC).
+// Returns the number of colors, or -1 if 64 * words are too few.
 EXPORT long hodiff_color_distance2(long n, const int32_t* starts, const int32_t* rows, const int32_t* order, long words,
                                    const int64_t* room, uint64_t* memory, int32_t* counts, uint64_t* forbidden,
                                    int32_t* colors) {
@@ -157,8 +163,10 @@ EXPORT long hodiff_color_distance2(long n, const int32_t* starts, const int32_t*
   return used;
 }
 
-// Star coloring. Every vertex has three sets: colors of its neighbours; those that two of them share; and those of
-// the hubs of stars whose spoke it is, which a further neighbour must not get.
+// Star coloring: every path on four vertices has at least three colors; with `apart`, neighbours differ. Returns the
+// number of colors, or -1 if 64 * words are too few. Each vertex has three color sets: `seen`, the colors of its
+// neighbours; `twice`, the colors that several neighbours share; and `hubs`, the colors of the hubs of stars in which
+// it is a spoke. A further neighbour must not get a color of `hubs`.
 EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* columns, const int32_t* order, long apart,
                               long words, const int64_t* room, uint64_t* memory, int32_t* counts, uint64_t* forbidden,
                               int32_t* occurrences, int32_t* colors) {
@@ -178,7 +186,7 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       const int32_t a = *w == v ? NONE : colors[*w];
       if (a == NONE) continue;
-      // With two neighbours of one color v is a hub, and they must be spokes; else v is a spoke, if of a star at all.
+      // If several neighbours have the same color, v becomes their hub and they become spokes; else v can be a spoke.
       (occurrences[a] > 1 ? seen : hubs).join(*w, forbidden);
     }
     const int32_t color = first_free(forbidden, words);
@@ -192,7 +200,7 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
         if (a >= 0) hubs.add(v, a);
         if (!twice.contains(*w, color)) {
           twice.add(*w, color);
-          // So far w and its other neighbour of this color were a star of two; now w is its hub.
+          // So far w and its other neighbour x of this color were a star of two vertices. Now w is its hub.
           if (a >= 0)
             for (const int32_t* x = graph.begin(*w); x != graph.end(*w); ++x)
               if (*x != v && *x != *w && colors[*x] == color) {
@@ -211,8 +219,10 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
   return used;
 }
 
-// Acyclic coloring. A pair of a vertex and a color among its neighbours is a node of the tree of these two colors;
-// `nodes` has the nodes of a vertex where its row is, as many as `counts` says.
+// Acyclic coloring: neighbours differ, and every cycle has at least three colors. Returns the number of colors. The
+// vertices of any two colors form trees, tracked by union-find. A node is a pair of a vertex and a color of its
+// neighbours, and belongs to a tree of these two colors. The nodes of vertex v begin at starts[v]; counts[v] is their
+// number, and `nodes` has their colors.
 EXPORT long hodiff_color_acyclic(long n, const int32_t* starts, const int32_t* columns, const int32_t* order,
                                  int32_t* nodes, int32_t* counts, int32_t* parents, int32_t* sizes, int32_t* reached,
                                  int32_t* forbidden, int32_t* occurrences, int32_t* node_of, int32_t* colors) {
@@ -226,7 +236,7 @@ EXPORT long hodiff_color_acyclic(long n, const int32_t* starts, const int32_t* c
         ++occurrences[colors[*w]];
         forbidden[colors[*w]] = v;
       }
-    // Only two neighbours of one color can close a cycle of two colors.
+    // v closes a two-colored cycle only through two neighbours of the same color in the same tree.
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       if (*w == v || colors[*w] == NONE || occurrences[colors[*w]] < 2) continue;
       for (int32_t node = starts[*w]; node < starts[*w] + counts[*w]; ++node) {
@@ -261,8 +271,9 @@ EXPORT long hodiff_color_acyclic(long n, const int32_t* starts, const int32_t* c
   return used;
 }
 
-// Dynamic orders: vertices move up or down by one for each neighbour that is ordered, the least or the largest is next.
-// `initial` says in which order they are entered, by the `degrees` that they begin with.
+// Dynamic vertex orders: repeatedly take the vertex with the least or the largest degree, and change the degrees of its
+// remaining neighbours by 1 (`rising`) or -1. If `least`, the order is written from its end. `initial` is the order in
+// which vertices enter the buckets, `degrees` are their initial degrees, and `most` is the largest one.
 EXPORT void hodiff_color_order(long n, const int32_t* starts, const int32_t* columns, const int32_t* row_starts,
                                const int32_t* row_columns, const int32_t* initial, long rising, long least, long most,
                                int32_t* heads, int32_t* next, int32_t* previous, int32_t* degrees, int32_t* visited,
@@ -287,7 +298,7 @@ EXPORT void hodiff_color_order(long n, const int32_t* starts, const int32_t* col
   }
 }
 
-// How many other columns share a row with each.
+// For each column, the number of other columns that share a row with it.
 EXPORT void hodiff_color_degrees(long n, const int32_t* starts, const int32_t* columns, const int32_t* row_starts,
                                  const int32_t* row_columns, int32_t* visited, int32_t* degrees) {
   const Graph graph{starts, columns}, rows{row_starts, row_columns};
@@ -298,7 +309,8 @@ EXPORT void hodiff_color_degrees(long n, const int32_t* starts, const int32_t* c
   }
 }
 
-// The pairs of a row and a color of its columns, numbered as they come. Returns how many there are.
+// Number the pairs of a row and a color of its columns in order of appearance. `pairs` gets the pair of each entry, and
+// `sizes` the number of entries of each pair. Returns the number of pairs.
 EXPORT long hodiff_color_pairs(long n, const int32_t* starts, const int32_t* columns, const int32_t* colors,
                                int32_t* latest, int32_t* pairs, int32_t* sizes) {
   int32_t found = 0;
@@ -314,10 +326,11 @@ EXPORT long hodiff_color_pairs(long n, const int32_t* starts, const int32_t* col
   return found;
 }
 
-// Roots the trees of a forest at their centres: leaves are taken off layer by layer. Each node that is taken off has
-// one neighbour left, its parent, which the exclusive or of its neighbours names. Then nodes but roots get the places of
-// a depth-first walk; `sizes` counts a node and all below, `depths` from the roots' children. `degrees` and `neighbors`
-// begin with zeros; the latter ends as the parents.
+// Root the trees of a forest at their centres: remove the leaves layer by layer. A removed node has one neighbour left,
+// its parent. `neighbors` has the exclusive or of a node's remaining neighbours, so it is the parent then. `places`
+// gets the positions of all nodes except roots in a depth-first walk, `sizes` the number of nodes of each subtree, and
+// `depths` the depth below the roots' children. `degrees` and `neighbors` must be zero; `neighbors` returns the
+// parents, -1 for roots.
 EXPORT void hodiff_color_forest(long nodes, long edges, const int32_t* from, const int32_t* to, int32_t* degrees,
                                 int32_t* neighbors, int32_t* queue, int32_t* sizes, int32_t* places, int32_t* depths) {
   long last = 0;
@@ -340,7 +353,7 @@ EXPORT void hodiff_color_forest(long nodes, long edges, const int32_t* from, con
     if (--degrees[parent] == 1) queue[last++] = parent;
     queue[kept++] = node;
   }
-  // What is left has degree 0: roots, whose places begin where those of the tree before end.
+  // The remaining nodes have degree 0 and are roots. The places of a tree follow those of the previous tree.
   int32_t place = 0;
   for (long node = 0; node < nodes; ++node)
     if (degrees[node] == 0) {
@@ -349,7 +362,7 @@ EXPORT void hodiff_color_forest(long nodes, long edges, const int32_t* from, con
       place += sizes[node] - 1;
       neighbors[node] = NONE;
     }
-  // Parents come before their children; sizes of parents then say where the next child begins.
+  // Visit parents before their children. `degrees` now counts the descendants of a node that have places already.
   for (long node = 0; node < nodes; ++node) degrees[node] = 0;
   for (long i = kept - 1; i >= 0; --i) {
     const int32_t node = queue[i], parent = neighbors[node];

@@ -1,9 +1,11 @@
-// Rows of a tile of logits in a cross-entropy, its gradient and the tangent of that, for float32 and float64 on a CPU.
+// CPU kernels for cross-entropy, in float32 and float64: the cotangent of a tile of logits, and its tangent.
 //
-// P = exp(Z - L) for the log-sum-exp L of a row over all tiles. With numbers a row g (of L), t (of the target's logit)
-// and r (of all logits), what is pulled back to the logits is C = g P + r, and t more at the target; and with the
-// tangent dZ of the logits and a number m of the row, the tangent of that is D = P (g dZ - m) + dr, and dt more there.
-// Both are written where Z and dZ were: products of matrices are made of them at once, and then they go.
+// Z is a tile of logits, L the log-sum-exp of each row over all tiles, and P = exp(Z - L). Each row has the cotangents
+// g of L, t of the target's logit, and r of the sum of all logits. The cotangent C of Z, and its tangent D, are
+//
+//   C = g P + r,  plus t at the target;  D = P (g dZ - m) + dr,  plus dt at the target,
+//
+// where d marks tangents and m = g dL - dg. C and D overwrite Z and dZ, which are not needed any more.
 
 #include <cstdint>
 #include <cstring>
@@ -17,11 +19,12 @@
 
 namespace {
 
-// Numbers below which one thread does all of them.
+// Up to this number of elements, a kernel uses a single thread.
 constexpr long SERIAL = 16384;
 
-// e^x, where a logit is no larger than the log-sum-exp but for rounding: 2^k times the series of e^r, |r| <= log(2)/2;
-// zero where it is below the smallest normal number.
+// e^x = 2^k e^r by the Taylor series of e^r, with x = k log(2) + r and |r| <= log(2)/2. x is a logit minus the
+// log-sum-exp, so it is at most 0 up to rounding. The result is zero for x < -87 (float) or x < -708 (double), so that
+// it is never subnormal.
 INLINE float exponential(float x) {
   const float shift = 0x1.8p23f, in_range = x < -87.0f ? -87.0f : x;
   const float shifted = in_range * 0x1.715476p0f + shift, k = shifted - shift;
@@ -68,12 +71,14 @@ INLINE double exponential(double x) {
   return x < -708.0 ? 0.0 : series * power;
 }
 
+// z = g e^(z - lse) + r for a row.
 template <class T>
 INLINE void cotangent(T* z, T lse, T g, T r, long columns) {
 #pragma omp simd
   for (long j = 0; j < columns; ++j) z[j] = g * exponential(z[j] - lse) + r;
 }
 
+// With p = e^(z - lse), z = g p + r and z_t = p (g z_t - mean) + r_t for a row.
 template <class T>
 INLINE void curvature(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns) {
 #pragma omp simd
@@ -84,7 +89,7 @@ INLINE void curvature(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns
   }
 }
 
-// A function for each dtype, so that the compiler can make one of it for each processor.
+// A plain function for each dtype, which the compiler clones for each processor.
 #define FOR_EACH_DTYPE(T)                                                                                       \
   FOR_EACH_PROCESSOR void cotangent_row(T* z, T lse, T g, T r, long columns) { cotangent(z, lse, g, r, columns); } \
   FOR_EACH_PROCESSOR void curvature_row(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns) {           \
@@ -93,11 +98,12 @@ INLINE void curvature(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns
 FOR_EACH_DTYPE(float)
 FOR_EACH_DTYPE(double)
 
+// The number of a row; zero for a null pointer.
 template <class T>
 INLINE T at(const T* numbers, long row) { return numbers ? numbers[row] : 0; }
 
-// Where `place` is not negative, it is the target's; of the numbers a row, those of the target and of all logits may be
-// null for zeros.
+// Overwrite z by C, or z and z_t by C and D. `place` is the target's column in the tile, or negative if the tile does
+// not contain it. t, r and their tangents t_t, r_t may be null for zeros.
 template <class T>
 void cotangents(T* z, const T* lse, const T* g, const T* t, const T* r, const std::int64_t* place, long rows,
                 long columns) {
