@@ -22,13 +22,13 @@ def register_for_tensors(tensors: Mapping[int, Any], rule: Callable[..., Any]) -
     TENSOR_RULES.append((tensors, rule))
 
 
-def by_tensor_rule(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any = None) -> Any:
-    """Return the value of a call by the rule of a tensor among the arguments; None if there is no such rule.
+def by_tensor_rule(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the value of a call of one of hodiff's own functions by the rule of a tensor among the arguments.
 
-    Without `mode`, the call is one of hodiff's own functions, and the rules apply if corrections are active.
+    Without such a rule, or if no corrections are active, return None.
     """
     for tensors, rule in TENSOR_RULES:
-        if tensors and (mode := mode or rule_mode()) is not None:
+        if tensors and (mode := rule_mode()) is not None:
             result = rule(function, args, kwargs, mode)
             if result is not None:
                 return result

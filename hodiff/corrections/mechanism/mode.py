@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from hodiff.common.tensor_rules import by_tensor_rule
+from hodiff.common.tensor_rules import TENSOR_RULES
 from hodiff.common.trees import tensors_in
 from hodiff.corrections.mechanism.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.mechanism.library_operators import require_derivatives, require_no_writes, rule_for_call
@@ -98,9 +98,9 @@ class Corrections(RuleMode):
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
         if not compiling:  # compiled code would be guarded by the current content
-            result = by_tensor_rule(func, args, kwargs, self)
-            if result is not None:
-                return result
+            for tensors, rule in TENSOR_RULES:  # by a loop here, as most calls have no such tensors
+                if tensors and (result := rule(func, args, kwargs, self)) is not None:
+                    return result
         correction = correction_of(func, args)
         if going_forward and (number := moving_number(func, correction, args, kwargs)):
             return _with_moving_number(func, number, correction, args, kwargs)
