@@ -120,7 +120,8 @@ def attend(
     """`attention` with checked options, and torch's own generator for the seed of dropout if none is given."""
     if isinstance(mask, Tensor) and mask.dim() < 2:
         mask = mask[(None,) * (2 - mask.dim())]
-    if not torch.compiler.is_compiling() and any_distributed(q, k, v, mask):
+    compiling = torch.compiler.is_compiling()
+    if not compiling and any_distributed(q, k, v, mask):
 
         def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return attend(q, k, v, mask, scale, band, 0.0, None, enable_gqa, softcap)
@@ -133,7 +134,11 @@ def attend(
     require_batches(q, k, v, mask)
     # Make ranks equal, so that a batch of vmap in front of all tensors still broadcasts.
     rank = max(q.dim(), k.dim(), v.dim(), 0 if mask is None else mask.dim())
-    aligned: Any = [x if x is None or x.dim() == rank else x[(None,) * (rank - x.dim())] for x in (q, k, v, mask)]
+    # Dynamo needs different tensors, even if one is given twice.
+    aligned: Any = [
+        x if x is None or (x.dim() == rank and not compiling) else x[(None,) * (rank - x.dim())]
+        for x in (q, k, v, mask)
+    ]
     q, k, v, mask = aligned
     batch = tuple(broadcast_shape(*[each.shape[:-2] for each in (q, k, mask) if each is not None]))
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
