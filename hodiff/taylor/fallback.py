@@ -15,14 +15,14 @@ from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.products_by_route import pull, push
 from hodiff.errors import InputError, RouteError
 from hodiff.recompute.reachable import RefuseForeign
-from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets import Jet, is_plain_tensor, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import Batched, along_directions, at_the_moment, call, one_after_another
 from hodiff.taylor.running import as_constant
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
-from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform, is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_of_no_running_transform, is_wrapped
 from hodiff.torch_internals.custom_operators import has_formula, loses_tangents
 from hodiff.torch_internals.interception import active_function_modes
-from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.tensors import share_storage, version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
 
 
@@ -45,6 +45,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     jets = [leaves[i] for i in places]
     generators = [] if torch.compiler.is_compiling() else [each for each in leaves if is_generator(each)]
     described: list[Any] = []
+    shared: dict[int, int] = {}
 
     def tensors(values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the outputs of the function that can move; record the other outputs in `described`."""
@@ -65,6 +66,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             raise _lost(func)
         if not any(map(_can_move, outputs)):
             raise _NothingMoves
+        shared.update(_shared(outputs, places, values))
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))
 
@@ -89,7 +91,37 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 tensors([jet.value for jet in jets])
     moving = iter(series)
     outputs = [new_jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
+    for i, place in shared.items():
+        outputs[i].as_view(leaves[place], _taken(func, leaves, spec, place, i))
     return pytree.tree_unflatten(outputs, described[1])
+
+
+def _shared(outputs: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the moving outputs that share memory with an argument, and the place of that argument."""
+    if torch.compiler.is_compiling():
+        return
+    inner = {place: below_transforms(tensor_of(each)) for place, each in zip(places, values, strict=True)}
+    for i, output in enumerate(outputs):
+        for place, value in inner.items() if _can_move(output) else ():
+            if value.numel() and share_storage(below_transforms(tensor_of(output)), value):
+                yield i, place
+
+
+def _taken(func: Any, leaves: Sequence[Any], spec: Any, place: int, i: int) -> Any:
+    """Return the function that takes a view, output i, from the argument at a place."""
+
+    def taken(source: Any) -> Any:
+        args, kwargs = pytree.tree_unflatten([*leaves[:place], source, *leaves[place + 1 :]], spec)
+        found = pytree.tree_leaves(call(func, args, kwargs))[i]
+        # A write calls it with numbers of the elements.
+        if is_plain_tensor(source) and (found.dtype != source.dtype or not share_storage(found, source)):
+            raise InputError(
+                f"jet: {getattr(func, '__name__', func)} returns a view of a jet, to which writing is not supported: "
+                "expected functions that return new tensors."
+            )
+        return found
+
+    return taken
 
 
 class _NothingMoves(BaseException):

@@ -17,6 +17,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, TensorJet, is_plain_tensor, jets_in, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import at_the_moment, call, value_of
+from hodiff.taylor.keywords import in_rules_form
 from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
 from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not_be_met
 from hodiff.taylor.series import Frame
@@ -32,8 +33,8 @@ from hodiff.torch_internals.interception import (
     in_function_modes,
     without_function_modes,
 )
-from hodiff.torch_operators.operator import IN_PLACE_OPERATORS
-from hodiff.torch_operators.table import functions_named
+from hodiff.torch_operators.operator import IN_PLACE_OPERATORS, Kind
+from hodiff.torch_operators.table import functions_named, functions_of_kind
 
 # In-place functions that change the shape of a tensor; its views would keep the old shape.
 _OTHER_SHAPES = frozenset({
@@ -166,14 +167,36 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
             return call(func, args, value_of(frame, kwargs))
     if not entry.analytic and any(jet.is_complex() for jet in jets):
         return _without_rule(frame, func, args, kwargs)
-    if kwargs and entry.parameters:
-        kwargs = _by_the_rules_names(entry.parameters, kwargs)
+    if kwargs and entry.is_bound:
+        args, kwargs = in_rules_form(func, entry.rule, args, kwargs)
+    if entry.name in _REDUCING and args:
+        args, kwargs = _with_dimensions(frame, entry.name, args, kwargs)
     if entry.plain is not None:
         return _assign(args[0], _by_rule(frame, entry, entry.plain, args, kwargs))
     result = _by_rule(frame, entry, func, args, kwargs)
     if entry.switch is not None and (args[entry.switch : entry.switch + 1] == (True,) or kwargs.get("inplace")):
         return _assign(args[0], result)
-    return result if entry.name in _IN_OWN_MEMORY else watched(entry.name, result, func, args, kwargs)
+    return (
+        result
+        if entry.name in _IN_OWN_MEMORY or not entry.is_bound
+        else watched(entry.name, result, func, args, kwargs)
+    )
+
+
+_REDUCING = {each.name for each in functions_of_kind(Kind.REDUCES)}
+
+
+def _with_dimensions(frame: Frame, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Name all dimensions where a call names none: torch reduces all then, but none within a vmap over directions."""
+    rank = value_of(frame, args[0]).ndim
+    without = rank == 0 and name in ("sum", "mean")
+
+    def named(each: Any) -> Any:
+        if without and (isinstance(each, (tuple, list)) or type(each) is int):
+            return None
+        return tuple(range(rank)) if isinstance(each, (tuple, list)) and not each else each
+
+    return (args[0], *map(named, args[1:])), {name: named(each) for name, each in kwargs.items()}
 
 
 def _meets_own_functions(jets: Sequence[Jet], args: tuple[Any, ...]) -> bool:
@@ -222,26 +245,6 @@ def _assign(target: Any, result: Any) -> Any:
 def _apply(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     found = by_slots(frame, entry, func, args, kwargs) if frame.sparse else NotImplemented
     return entry.rule(frame, func, *args, **kwargs) if found is NotImplemented else found
-
-
-# torch's names for the first and second argument, where rules use other names.
-_FIRST, _SECOND = (
-    frozenset(("input", "self")),
-    frozenset(("other", "exponent", "mat2", "vec", "vec2", "tensor", "weight")),
-)
-
-
-def _by_the_rules_names(parameters: tuple[str, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Rename keyword arguments to the parameter names of the rule."""
-    found = {}
-    for name, value in kwargs.items():
-        if name not in parameters and name in _FIRST:
-            found[parameters[0]] = value
-        elif name not in parameters and name in _SECOND and len(parameters) > 1:
-            found[parameters[1]] = value
-        else:
-            found[name] = value
-    return found
 
 
 def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -229,6 +229,20 @@ class _Method:
         return self.jet.__torch_function__(self.function, (), (self.jet, *args), kwargs)
 
 
+def _part(name: str) -> property:
+    """Real or imaginary part, which shows the memory of the jet."""
+    descriptor = getattr(Tensor, name)
+
+    def get(self: Jet) -> Any:
+        this: Any = self
+        return getattr(torch, name)(this)
+
+    def put(self: Jet, value: Any) -> None:
+        self.__torch_function__(descriptor.__set__, (), (self, value))
+
+    return property(get, put)
+
+
 # Attributes that are read from the value.
 _AS_THE_VALUE = (
     *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
@@ -257,6 +271,8 @@ def _refused(name: str) -> property:
 
 for _name in _AS_THE_VALUE:
     setattr(Jet, _name, _of_value(_name))
+for _name in ("real", "imag"):
+    setattr(Jet, _name, _part(_name))
 for _name in ("data", "grad"):
     setattr(Jet, _name, _refused(_name))
 

@@ -39,6 +39,7 @@ class Entry:
         switch: Position of the parameter `inplace`, if the function has one.
         analytic: Whether the rule also supports complex numbers.
         parameters: The rule's names for the arguments of the function; empty if it takes any.
+        is_bound: Whether keyword arguments are passed by position, or by the rule's names.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Entry:
     switch: int | None = None
     analytic: bool = False
     parameters: tuple[str, ...] = ()
+    is_bound: bool = True
 
 
 # Looked up at every call.
@@ -131,7 +133,7 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
             return own(*args, **kwargs)
 
         for function in functions:
-            RULES[function] = Entry(str(getattr(function, "__name__", function)), follow, analytic=True)
+            RULES[function] = Entry(str(getattr(function, "__name__", function)), follow, analytic=True, is_bound=False)
         return own
 
     return entered

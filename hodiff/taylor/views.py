@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import Jet, jets_in, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import call
 from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
@@ -27,7 +27,12 @@ def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _watched(name: str, part: Any, k: int | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not isinstance(part, Jet) or part.base is not None:
+    if not isinstance(part, Jet):
+        return part
+    if name not in _SHARING:
+        is_argument = any(each is part for each in jets_in(args))
+        return new_jet(part.frame, part.in_slots(), part.support) if is_argument or part.base is not None else part
+    if part.base is not None:
         return part
     for place, argument in enumerate(args):
         inside = argument if isinstance(argument, (list, tuple)) else (argument,)
@@ -54,7 +59,7 @@ def _watched(name: str, part: Any, k: int | None, func: Any, args: tuple[Any, ..
 def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     """Whether the values of two jets share memory."""
     value, whole = tensor_of(part), tensor_of(base)
-    if value is whole:
+    if value is whole or name == "as_strided":
         return True
     if torch.compiler.is_compiling() or is_wrapped(value):
         # Memory cannot be inspected here; rely on what torch guarantees.
@@ -64,7 +69,14 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     return share_storage(value, whole)
 
 
-_VIEWS = {each.name for each in OPERATORS if each.view}
+_VIEWS = {"as_strided", *(each.name for each in OPERATORS if each.view)}
+# Functions whose results may share memory with an argument; rules of other functions may return an argument as it is,
+# of which torch's function returns a copy.
+_SHARING = {
+    *(each.name for each in OPERATORS if each.linear_in),
+    *("as_strided", "conj_physical", "einsum", "checkpoint", "checkpoint_sequential", "requires_grad"),
+    *("dropout", "nn.dropout", "nn.dropout1d", "nn.dropout2d", "nn.dropout3d"),
+}
 _MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
 # Views of complex numbers whose elements differ from the numbers in memory.
 _TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})

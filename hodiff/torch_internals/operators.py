@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,30 @@ def parameter_names(op: Any) -> tuple[str, ...]:
         return ()
     schema = getattr(packet, overloads[0])._schema
     return tuple("input" if each.name == "self" else each.name for each in schema.arguments)
+
+
+class Signature(NamedTuple):
+    """Names of the arguments of a call: those that may be positional, in order, and those that may not."""
+
+    positional: tuple[str, ...]
+    by_name: tuple[str, ...]
+
+
+def signatures_of(function: Any) -> Iterator[Signature]:
+    """Yield the signatures of a function or method of torch, with the names that Python has."""
+    if isinstance(function, FunctionType):
+        given = inspect.signature(function).parameters.values()
+        if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in given):
+            names = [each.name for each in given if each.kind is each.POSITIONAL_OR_KEYWORD]
+            yield Signature(tuple(names), tuple(each.name for each in given if each.kind is each.KEYWORD_ONLY))
+        return
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{getattr(function, '__name__', '')}"):
+        names = [each.name for each in schema.arguments if not each.kwarg_only]
+        if isinstance(function, MethodDescriptorType) and "self" in names:
+            names = ["self", *(name for name in names if name != "self")]
+        if not isinstance(function, OpOverloadPacket):
+            names = ["input" if name == "self" else name for name in names]
+        yield Signature(tuple(names), tuple(each.name for each in schema.arguments if each.kwarg_only))
 
 
 # An operator for one signature, and all operators of one name.

@@ -5,6 +5,7 @@ from hodiff.taylor.rules import (
     arithmetic,
     constants,
     contractions,
+    filling,
     functions,
     gradients,
     linear,
@@ -18,6 +19,6 @@ from hodiff.taylor.rules.matrices import determinants, solutions
 
 # Every file of rules; add new files here.
 FAMILIES = (
-    *(activations, arithmetic, constants, contractions, functions, gradients, linear, norms, ordering, piecewise),
-    *(softmax, layers, losses, determinants, solutions),
+    *(activations, arithmetic, constants, contractions, filling, functions, gradients, linear, norms, ordering),
+    *(piecewise, softmax, layers, losses, determinants, solutions),
 )
