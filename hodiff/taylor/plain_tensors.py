@@ -103,8 +103,8 @@ def compare(
         cause = "a formula of its series is not finite at this point, as 0 times infinity; move the point, or"
     else:
         cause = (
-            "code in f asks for the type of a value, as by type(x) is torch.Tensor, and takes another branch; ask "
-            "isinstance(x, torch.Tensor), or"
+            "perhaps code in f asks for the type of a value, as by type(x) is torch.Tensor, and takes another branch "
+            "(ask isinstance(x, torch.Tensor)), or the value cancels or underflows;"
         )
     raise RouteError(
         f"jet: f: expected the same value in Taylor mode as with plain tensors, got a different value: {cause} take "

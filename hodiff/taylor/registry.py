@@ -38,7 +38,6 @@ class Entry:
         plain: Out-of-place variant of a function that writes its result to its first argument.
         switch: Position of the parameter `inplace`, if the function has one.
         analytic: Whether the rule also supports complex numbers.
-        parameters: The rule's names for the arguments of the function; empty if it takes any.
         is_bound: Whether keyword arguments are passed by position, or by the rule's names.
     """
 
@@ -47,7 +46,6 @@ class Entry:
     plain: Any = None
     switch: int | None = None
     analytic: bool = False
-    parameters: tuple[str, ...] = ()
     is_bound: bool = True
 
 
@@ -57,22 +55,15 @@ RULES: dict[Any, Entry] = {}
 
 def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
     """Enter a rule for a torch function, its methods, aliases and in-place variants."""
-    parameters = _parameters(rule)
     for each in (name, *ALIASES.get(name, ())):
         out_of_place = list(functions_named(each))
         for function in out_of_place:
             plain = functions_named(name) if each in IN_PLACE_OPERATORS else iter(())
-            RULES[function] = Entry(name, rule, next(plain, None), _place_of_switch(function), analytic, parameters)
+            RULES[function] = Entry(name, rule, next(plain, None), _place_of_switch(function), analytic)
         if not each.endswith("_"):
             for function in functions_named(each + "_"):
                 plain_one = out_of_place[0] if out_of_place else function
-                RULES[function] = Entry(name, rule, plain_one, None, analytic, parameters)
-
-
-def _parameters(rule: Rule) -> tuple[str, ...]:
-    """Names of a rule's parameters after the frame and the function."""
-    found = list(inspect.signature(rule).parameters.values())[2:]
-    return tuple(each.name for each in found if each.kind is each.POSITIONAL_OR_KEYWORD)
+                RULES[function] = Entry(name, rule, plain_one, None, analytic)
 
 
 def _place_of_switch(function: Any) -> int | None:
