@@ -58,6 +58,7 @@ NAMES = (
     "torch._C._is_torch_function_enabled",
     "torch._C._is_torch_function_mode_enabled",
     "torch._C._is_tracing",
+    "torch._C._jit_get_schemas_for_operator",
     "torch._C._jit_pass_inline",
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
