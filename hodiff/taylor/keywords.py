@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
+from hodiff.corrections.mechanism.argument_forms import NUMPY_NAMES
 from hodiff.torch_internals.compilers.dynamo import at_trace_time
 from hodiff.torch_internals.operators import signatures_of
-
-# NumPy's names of arguments, which torch's compiled functions accept too.
-_NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
 
 # Names to pass as further positional arguments, and pairs of names: of the call, and of the rule.
 Plan = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
@@ -60,7 +58,7 @@ _NEVER_FIRST = frozenset({"device", "dtype", "layout", "memory_format", "non_blo
 def _torchs_name(name: str, names: tuple[str, ...]) -> str:
     if name in names:
         return name
-    return "input" if name == "self" and "input" in names else _NUMPY.get(name, name)
+    return "input" if name == "self" and "input" in names else NUMPY_NAMES.get(name, name)
 
 
 @at_trace_time

@@ -21,7 +21,7 @@ class Kind(Enum):
 
 
 class Pieces(Enum):
-    """Where the pieces of an operator meet."""
+    """Values at which a piecewise operator changes from one piece to another."""
 
     LINES = auto()  # where an element of one tensor is 0 or a given number; linear in between
     CURVES = auto()  # the same, with a piece that is not linear

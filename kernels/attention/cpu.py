@@ -36,7 +36,7 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 
 
 class _Prepared(NamedTuple):
-    """What calls on tensors of the same shapes and strides share.
+    """Layout of a call, for all tensors of the same shapes and strides.
 
     Attributes:
         call: The call, without addresses of tensors.

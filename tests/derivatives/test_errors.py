@@ -462,7 +462,10 @@ LACKING: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_derivatives_that_torch_lacks_have_a_remedy(name):
     f, remedy = LACKING[name]
     a = torch.tensor([1.5, 2.5], dtype=torch.float64)
-    total = lambda a: f(a).sum()  # noqa: E731
+
+    def total(a):
+        return f(a).sum()
+
     for derive in (
         lambda: hvp(total, a, a),
         lambda: hessian(total, randomness="same")(a),

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 
 # NumPy's names of arguments, which torch's compiled functions accept besides torch's names.
-_NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
 # Argument names of functions that share a rule, and the rule's names for them.
 _SHARED = {"input": "A", "other": "B", "input2": "tau", "input3": "other", "train": "training"}
 # Conversion of an argument, by the annotation of its parameter.
@@ -45,7 +45,7 @@ class Parameters:
         """Return the rule's name for an argument of a compiled function."""
         if given in self.names:
             return given
-        name = _NUMPY.get(given, given)
+        name = NUMPY_NAMES.get(given, given)
         shared = _SHARED.get(name, name)
         return shared if name not in self.names and shared in self.names else name
 

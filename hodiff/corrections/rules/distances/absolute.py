@@ -29,8 +29,8 @@ _loses_squares = partial(
 def _abs(input: Tensor) -> Any:
     if not _is_remembered(input):
         return UNNEEDED
-    # Products with a constant have shorter second derivatives than torch.abs.
-    value = torch.abs(input) if input.is_complex() else input * input.detach().sgn()
+    # Products with a constant have shorter second derivatives than torch.abs. The sum turns -0 into 0.
+    value = torch.abs(input) if input.is_complex() else input * input.detach().sgn() + 0.0
     return remembered(value, lambda: _square(input), (input,), of=input, kind="absolute")
 
 

@@ -83,6 +83,12 @@ def test_hooks_and_kept_gradients_of_lengths_are_those_of_torch():
     assert a.grad.tolist() == seen[0].tolist() == [2.0, 3.0]
 
 
+def test_absolute_value_of_negative_zero_is_positive_zero():
+    x = torch.tensor([-0.0], dtype=D, requires_grad=True)
+    with hodiff.corrected():
+        assert not torch.signbit(x.abs()).any()
+
+
 @pytest.mark.parametrize("length", [lambda x: x.norm(), lambda x: x.norm() + 1, lambda x: 2 * x.norm()])
 def test_derivatives_by_lengths_that_are_zero_are_refused(length):
     f = by_length(lambda r: r**3, length)
