@@ -74,6 +74,15 @@ def pytest_runtest_setup() -> None:
         pytest.skip("not begun: HODIFF_TESTS_END, which .ci/run sets for slow machines, has passed")
 
 
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """Undo what torch_geometric replaces in torch as it is imported: its `index_select` refuses scalars."""
+    before = {name: getattr(torch, name) for name in ("index_select", "manual_seed", "select")}
+    yield
+    for name, function in before.items():
+        setattr(torch, name, function)
+
+
 def pytest_collection_finish() -> None:
     """Exempt imported modules and collected tests from later garbage collections, which tests often request."""
     gc.collect()

@@ -15,7 +15,7 @@ from hodiff.common.overriding import tensors_alone
 from hodiff.torch_internals.autograd.batching import call_batched
 from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
-from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_all_ended
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo, is_dynamo_loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,7 +63,8 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
             if batches and innermost_is_vmap():
                 return call_batched(function, call, inputs)
             return function.apply(*inputs)
-        inputs = unwrap_all_ended(inputs)
+        # Not by a helper: dynamo would compile its frame, and the results would require a gradient.
+        inputs = tuple([unwrap_if_ended(x) if isinstance(x, Tensor) else x for x in inputs])
         # If nothing is recorded, as in a last backward pass, the formula suffices.
         if not torch.is_grad_enabled() and not in_forward_mode():
             return forward(*inputs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import VmapInfo
 
-from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_all_ended
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 
 is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
@@ -75,8 +75,9 @@ def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any])
     top = functorch.peek_interpreter_stack()  # `interpreter` points into it
     interpreter = functorch.CVmapInterpreterPtr(top)
     level = interpreter.level()
-    inputs = unwrap_all_ended(inputs)
-    pairs = [functorch._unwrap_batched(x, level) if isinstance(x, Tensor) else (x, None) for x in inputs]
+    pairs = [
+        functorch._unwrap_batched(unwrap_if_ended(x), level) if isinstance(x, Tensor) else (x, None) for x in inputs
+    ]
     in_dims = tuple(dim for _, dim in pairs)
     info = VmapInfo(batch_size=interpreter.batchSize(), randomness=_RANDOMNESS[interpreter.randomness()])
     popped = functorch.pop_dynamic_layer_stack()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,11 +19,6 @@ below_one: Callable[[Tensor], Tensor] = functorch.get_unwrapped
 level_of: Callable[[Tensor], int] = functorch.maybe_get_level
 # A wrapper may outlive its transform; the tensor inside is then a constant, which operators unwrap.
 unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
-
-
-def unwrap_all_ended(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Apply `unwrap_if_ended` to the tensors among some values."""
-    return tuple([unwrap_if_ended(each) if isinstance(each, Tensor) else each for each in values])
 
 
 def is_watched(tensor: Tensor) -> bool:
