@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,41 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.batching import is_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
 from hodiff.torch_operators.table import forms_of
+
+def hermitian_part(matrix: Tensor) -> Tensor:
+    """Compute (A + Aᴴ) / 2."""
+    return (matrix + matrix.mH) / 2
+
+
+def whole_of(matrix: Tensor, *, upper: bool) -> Tensor:
+    """Return the Hermitian matrix with one triangle of A, differentiated as if it were A's Hermitian part."""
+    constant, part = matrix.detach(), hermitian_part(matrix)
+    half = constant.triu(1) if upper else constant.tril(-1)
+    whole = half + half.mH + diagonal(hermitian_part(constant)).diag_embed()
+    return part + (whole - part).detach()
+
+
+def _needs_whole(matrix: Tensor) -> bool:
+    # Gradients of complex factors are not Hermitian, either.
+    return matrix.dim() >= 2 and (matrix.is_complex() or torch.compiler.is_compiling() or in_forward_mode())
+
+
+_is_no_transpose = partial(
+    register,
+    routes=ROUTES[1:],
+    reason="tangents that are not symmetric: forward mode is not the transpose of reverse mode",
+    reference="derivatives by the Hermitian part, as in torch's reverse mode",
+    covers=for_lapack,
+)
+
+
+@_is_no_transpose(torch.linalg.cholesky)
+def _cholesky(A: Tensor, *, upper: bool = False) -> Any:
+    return torch.linalg.cholesky(whole_of(A, upper=upper), upper=upper) if _needs_whole(A) else UNNEEDED
+
 
 # torch 2.14 removed torch.cholesky.
 if torch.__version__ < "2.14":
@@ -32,8 +66,8 @@ if torch.__version__ < "2.14":
         reference="torch.linalg.cholesky",
         covers=for_lapack,
     )
-    def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
-        return torch.linalg.cholesky(input, upper=upper)
+    def _old_cholesky(input: Tensor, upper: bool = False) -> Tensor:
+        return torch.linalg.cholesky(whole_of(input, upper=upper) if _needs_whole(input) else input, upper=upper)
 
 
 @register(
@@ -46,10 +80,11 @@ if torch.__version__ < "2.14":
 def _cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     if not may_be_differentiated((input,)):
         return UNNEEDED
-    factor, info = torch.linalg.cholesky_ex(input, upper=upper, check_errors=check_errors)
+    whole = whole_of(input, upper=upper) if _needs_whole(input) else input
+    factor, info = torch.linalg.cholesky_ex(whole, upper=upper, check_errors=check_errors)
     failed = (info != 0)[..., None, None]
     # 0 with derivatives NaN where there is no factor. The constant 1 elsewhere keeps NaN out of the other matrices.
-    unknown = (0 * input.nan_to_num(0, 0, 0)).where(failed, 1).sqrt()
+    unknown = (0 * input.where(input.isfinite(), 0)).where(failed, 1).sqrt()
     return named("linalg_cholesky_ex", (torch.where(failed, factor + unknown, factor), info))
 
 
@@ -118,8 +153,10 @@ class SymmetricEigen(AnyOrderFunction):
     r"""Eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Saves the matrix and the result.
 
     $$ \dot \lambda = \operatorname{Re} \operatorname{diag} E, \quad \dot V = V (E \circ G), \quad
-       \bar A = V (\operatorname{diag} \bar \lambda + (V^H \bar V) \circ G) V^H, \quad
-       E = V^H \dot A V, \quad G_{ij} = 1 / (\lambda_j - \lambda_i) $$
+       \bar A = V (\operatorname{diag} \bar \lambda + \operatorname{herm}((V^H \bar V) \circ G)) V^H, \quad
+       E = \operatorname{herm}(V^H \dot A V), \quad G_{ij} = 1 / (\lambda_j - \lambda_i) $$
+
+    The derivatives are those by the Hermitian part $\operatorname{herm} A = (A + A^H) / 2$, so that all routes agree.
     """
 
     @staticmethod
@@ -150,7 +187,7 @@ class SymmetricEigen(AnyOrderFunction):
         inner: Any = None if values_bar is None else values_bar.diag_embed()
         if vectors_bar is not None:
             refuse_phases(eigenvectors, vectors_bar)
-            turned = (eigenvectors.mH @ vectors_bar) * inverse_gaps(eigenvalues)
+            turned = hermitian_part((eigenvectors.mH @ vectors_bar) * inverse_gaps(eigenvalues))
             inner = turned if inner is None else turned + inner
         return eigenvectors @ inner.to(eigenvectors.dtype) @ eigenvectors.mH, None
 
@@ -162,7 +199,7 @@ class SymmetricEigen(AnyOrderFunction):
         eigenvalues, eigenvectors = SymmetricEigen.call(matrix, ctx.triangle)
         if are_differentiated_again(matrix):
             warn_of_equal(eigenvalues)
-        inner = eigenvectors.mH @ matrix_t @ eigenvectors
+        inner = hermitian_part(eigenvectors.mH @ matrix_t @ eigenvectors)
         shifts = diagonal(inner).real if inner.is_complex() else diagonal(inner)
         return shifts.clone(), eigenvectors @ (inner * inverse_gaps(eigenvalues))
 
@@ -178,6 +215,7 @@ def _refined(matrix: Tensor, triangle: str, steps: int = 3) -> tuple[Tensor, Ten
     # Start from constant eigenvectors. Each step doubles the number of correct derivatives. Ogita & Aishima,
     # Iterative refinement for symmetric eigenvalue decomposition (2018), alg. 1.
     _, vectors = torch.linalg.eigh(matrix.detach(), triangle)
+    matrix = whole_of(matrix, upper=triangle in "Uu")
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(steps):
         residual = identity - vectors.mH @ vectors

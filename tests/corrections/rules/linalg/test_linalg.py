@@ -424,6 +424,47 @@ def test_lstsq_singular_values_are_differentiated(driver, route):
     )
 
 
+OF_SYMMETRIC = {
+    "eigvalsh": LINALG.eigvalsh,
+    "eigh": lambda a: unsigned(eigh(a, UPLO="U")[1]),
+    "cholesky": LINALG.cholesky,
+    "cholesky upper": lambda a: LINALG.cholesky(a, upper=True),
+    "cholesky_ex": lambda a: LINALG.cholesky_ex(a).L,
+}
+UNSYMMETRIC = randn(3, 3)
+
+
+@pytest.mark.parametrize("complex_too", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("name", OF_SYMMETRIC)
+def test_unsymmetric_tangents_count_as_their_hermitian_part(name, complex_too):
+    """Torch reads one triangle; its forward mode, for a tangent in one triangle, is no transpose of reverse mode."""
+    a, v = positive(DISTINCT), UNSYMMETRIC
+    if complex_too:
+        a, v = a + 0.3j * (SQUARE - SQUARE.mT), v + 1j * BATCH[0]
+
+    def f(a):
+        return (OF_SYMMETRIC[name](a).abs().square().cumsum(0) * BATCH[1][0]).sin().sum()
+
+    def along(a):
+        gradient = torch.func.grad(f)(a)
+        return (gradient + gradient.mH) / 2
+
+    step = 1e-5 * (v + v.mH) / 2
+    want = (along(a + step) - along(a - step)) / 2e-5
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, a, v, route=route), want, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upper", [False, True])
+def test_compiled_factors_read_one_triangle(upper):
+    matrix = positive(DISTINCT) + UNSYMMETRIC.tril(-1) if upper else positive(DISTINCT) + UNSYMMETRIC.triu(1)
+    for f in (lambda a: LINALG.eigvalsh(a, UPLO="LU"[upper]), lambda a: LINALG.cholesky(a, upper=upper)):
+        torch.compiler.reset()
+        compiled = torch.compile(hodiff.corrected(f), backend="aot_eager")
+        torch.testing.assert_close(compiled(matrix.clone().requires_grad_()).detach(), f(matrix))
+
+
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_cholesky_ex_failure_affects_only_its_own_matrix(route):
     good, bad = positive(randn(3, 3)), -positive(randn(3, 3))
