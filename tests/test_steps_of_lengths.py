@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import hodiff
-from hodiff.corrections.rules.distances.squares import LENGTHS
+from hodiff.corrections.rules.distances.lengths import LENGTHS
 
 ZERO = torch.zeros(3, dtype=torch.float64)
 SIGNS = torch.tensor([1.0, -3.0, 0.0, 2.0], dtype=torch.float64)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
-from hodiff.corrections.rules.distances.squares import receiver_of_a_kink
+from hodiff.corrections.rules.distances.lengths import receiver_of_a_kink
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import RouteError
 from hodiff.graphs import coarsest_eps, cotangent_bytes

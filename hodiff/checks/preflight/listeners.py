@@ -18,7 +18,7 @@ from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, Funct
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.mechanism.registry import Correction, correction_of
 from hodiff.corrections.mechanism.values import mixes_complex_number
-from hodiff.corrections.rules.distances.squares import LENGTHS
+from hodiff.corrections.rules.distances.lengths import LENGTHS
 from hodiff.corrections.rules.linalg.symmetric import are_nearly_equal
 from hodiff.derivatives.capture.refusals import line_now
 from hodiff.routes import ROUTES

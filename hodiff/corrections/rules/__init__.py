@@ -5,8 +5,8 @@ from hodiff.corrections.mechanism.operator_rules import enter_operators
 from hodiff.corrections.mechanism.registry import keep_as_own
 from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode, shared_tangents
 from hodiff.corrections.rules.distances import absolute, cdist, norms
+from hodiff.corrections.rules.distances.lengths import LENGTHS
 from hodiff.corrections.rules.distances.smooth_functions import of_lengths
-from hodiff.corrections.rules.distances.squares import LENGTHS
 from hodiff.corrections.rules.elementwise import (
     activations,
     foreach,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import UNNEEDED, in_place
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.rules.distances.squares import remembered, squared
+from hodiff.corrections.rules.distances.lengths import remembered, squared
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated

@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.corrections.rules.distances.graded import PIECEWISE, PIECEWISE_LINEAR, elementwise_parts
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
-from hodiff.corrections.rules.distances.squares import by_square, even_power
+from hodiff.corrections.rules.distances.lengths import by_square, even_power
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 

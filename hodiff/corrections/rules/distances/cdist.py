@@ -23,7 +23,8 @@ from torch import Tensor
 from hodiff.corrections.mechanism.declining import INVALID
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import save_inputs
-from hodiff.corrections.rules.distances.squares import remembered, rows_norm
+from hodiff.corrections.rules.distances.lengths import remembered
+from hodiff.corrections.rules.distances.p_norms import rows_norm
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.elementwise import ElementwiseFunction

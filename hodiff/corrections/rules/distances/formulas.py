@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.rules.distances.length_calls import Call, refused, tensors_in
-from hodiff.corrections.rules.distances.squares import root
+from hodiff.corrections.rules.distances.lengths import root
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 

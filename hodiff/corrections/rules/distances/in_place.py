@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.rules.distances.graded import UNARY
 from hodiff.corrections.rules.distances.length_calls import Call, tensors_in
+from hodiff.corrections.rules.distances.lengths import find, remember
 from hodiff.corrections.rules.distances.linear import linear
-from hodiff.corrections.rules.distances.squares import find, remember
 
 
 @cache

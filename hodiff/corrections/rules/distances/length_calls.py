@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections.rules.distances.graded import NotKnown
-from hodiff.corrections.rules.distances.squares import Graded, Root, remember
+from hodiff.corrections.rules.distances.lengths import Graded, Root, remember
 from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.rules.distances.graded import SELECTING, NotKnown
 from hodiff.corrections.rules.distances.length_calls import Call, noticed, refused, tensors_in, warn_of_kinks
-from hodiff.corrections.rules.distances.squares import Root, remember
+from hodiff.corrections.rules.distances.lengths import Root, remember
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 

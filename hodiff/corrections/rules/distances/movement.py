@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections.rules.distances.length_calls import Call, tensors_in
-from hodiff.corrections.rules.distances.squares import Root, even_power, remember
+from hodiff.corrections.rules.distances.lengths import Root, even_power, remember
 
 
 def moved(call: Call) -> Any:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.rules.distances.squares import is_smooth, norm, root
+from hodiff.corrections.rules.distances.lengths import root
+from hodiff.corrections.rules.distances.p_norms import is_smooth, norm
 from hodiff.corrections.rules.indexing.all_dimensions import over_all
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated

@@ -16,8 +16,8 @@ from hodiff.corrections.rules.distances import arithmetic, formulas, in_place, m
 from hodiff.corrections.rules.distances.formulas import NORMS
 from hodiff.corrections.rules.distances.graded import LINEAR, MULTILINEAR, STRUCTURAL, UNARY
 from hodiff.corrections.rules.distances.length_calls import NOTICE, Call, noticed, refused, tensors_in
+from hodiff.corrections.rules.distances.lengths import find
 from hodiff.corrections.rules.distances.linear import linear
-from hodiff.corrections.rules.distances.squares import find
 from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_operators.table import with_aliases

@@ -13,7 +13,7 @@ from drawing import normals, seeded
 from slow_cases import backend_of, slow_except
 
 import hodiff
-from hodiff.corrections.rules.distances.squares import LENGTHS
+from hodiff.corrections.rules.distances.lengths import LENGTHS
 
 D = torch.float64
 corrected = hodiff.corrected()
