@@ -70,9 +70,8 @@ class Corrections(RuleMode):
 
     def __init__(self, *, lean: bool = False, many: bool = False):
         super().__init__()
-        if is_compiling():
-            show_private_functions()
-        else:
+        show_private_functions()
+        if not is_compiling():
             watch_compiled_code()
         self.lean = lean
         self.many = many

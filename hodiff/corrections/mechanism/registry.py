@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -75,6 +75,8 @@ _POWER, _POWER_IN_PLACE, _NORM = Tensor.__pow__, Tensor.__ipow__, Tensor.norm
 _REVERSED_DIFFERENCE: Any = Tensor.__rsub__
 
 # All rules registered for a torch function, the newest last. `CORRECTIONS` has the newest that this torch needs.
+# How many rules there were when their functions were last shown to dynamo.
+_shown = [0]
 _ENTERED: dict[Callable[..., Any], list[Correction]] = {}
 # Number of hodiff's own rules for a torch function.
 _OWN: dict[Callable[..., Any], int] = {}
@@ -270,8 +272,12 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
 
 @at_trace_time
 def show_private_functions() -> None:
-    """Apply rules of compiled functions in dynamo's traces, too."""
-    show_to_modes({each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)} - {set_recording})
+    """Apply rules of functions that torch does not list as overridable in dynamo's traces, too."""
+    if _shown[0] != len(CORRECTIONS):
+        functional = {each for each in vars(torch.nn.functional).values() if isinstance(each, FunctionType)}
+        builtins = {each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)}
+        show_to_modes((builtins | functional & CORRECTIONS.keys()) - {set_recording})
+        _shown[0] = len(CORRECTIONS)
     give_zeros_memory()
 
 

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from hodiff.torch_internals.operators import zeros_without_memory
 
@@ -205,11 +205,14 @@ def at_trace_time(function: F) -> F:
     return function
 
 
-def show_to_modes(functions: Iterable[Callable[..., Any]]) -> None:
+def show_to_modes(functions: Collection[Callable[..., Any]]) -> None:
     """Show functions to function modes while dynamo traces, as in eager code; dynamo shows only public ones."""
-    from torch._dynamo.variables.torch import get_overridable_functions
+    # Dynamo reads torch's list when it first traces. These functions do call modes, so they belong into it.
+    get_overridable_functions()[torch].extend(functions)
+    if is_dynamo_loaded():
+        from torch._dynamo.variables.torch import get_overridable_functions as read_by_dynamo
 
-    get_overridable_functions().update(functions)
+        read_by_dynamo().update(functions)
 
 
 def answer_as_tensors(kind: type) -> None:

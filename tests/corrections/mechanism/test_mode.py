@@ -1,6 +1,8 @@
 """`corrected()`: the calls that it affects, its scope, its strict mode, and transforms without corrections."""
 
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -397,6 +399,31 @@ def test_dynamo_traces_rules_of_private_functions(f, route):
     torch.compiler.reset()
     product = torch.compile(lambda x: hodiff.hvp(f, x, v, route=route), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(product(x), hodiff.hvp(f, x, v, route=route))
+
+
+@pytest.mark.slow
+def test_rules_of_hidden_functions_apply_in_compiled_code_of_a_mode_made_before():
+    """torch.overrides does not list `torch._weight_norm` and `F.hardsigmoid`, whose compiled rules torch lacks."""
+    program = """
+import torch, hodiff
+mode = hodiff.corrected()
+x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+calls = {
+    "weight_norm": lambda x: torch._weight_norm(x, torch.ones(1, 1, dtype=x.dtype), 0),
+    "hardsigmoid": torch.nn.functional.hardsigmoid,
+}
+for name, call in calls.items():
+    def loss(x):
+        return (call(x / 2) * x.sin()).pow(2).sum()
+    f = mode(loss)
+    def product(x):
+        return torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(x)
+    torch.compiler.reset()
+    found = torch.compile(product, backend="aot_eager")(x)
+    print(name, torch.allclose(found, hodiff.hvp(loss, x, torch.ones_like(x))))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "weight_norm True\nhardsigmoid True\n"
 
 
 @pytest.mark.slow
