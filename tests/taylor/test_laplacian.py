@@ -126,6 +126,18 @@ def test_compiled_laplacian_matches(backend):
 
 
 @pytest.mark.slow
+def test_compiled_laplacian_of_joined_jets_matches():
+    """These rules call `torch.cat`, in whose tuples dynamo finds no jets."""
+
+    def f(x):
+        return torch.prod(x, 1).sin().sum() + torch.cumprod(x, 1).cos().sum() + torch.logcumsumexp(x, 1).exp().sum()
+
+    x = randn(2, 3)
+    compiled = torch.compile(lambda x: hodiff.laplacian(f)(x), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), hodiff.hessian_matrix(f, x).trace())
+
+
+@pytest.mark.slow
 def test_product_that_dynamo_reverses_is_rejected():
     W, x = randn(4, 4), randn(4, 4)
     turned = hodiff.laplacian(lambda x: (x @ W).sin(), batched=True)

@@ -44,7 +44,7 @@ def prod(frame: Frame, func: Any, x: Any, dim: Any = None, keepdim: bool = False
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         rest = x[..., 2 * half :]
-        x = torch.cat((x[..., :half] * x[..., half : 2 * half], rest), -1)
+        x = torch.cat([x[..., :half] * x[..., half : 2 * half], rest], -1)  # dynamo finds no jets in tuples
     if x.shape[-1] == 0:
         return torch.prod(x.value, -1)
     return torch.movedim(x, -1, dim) if keepdim else x.squeeze(-1)
@@ -58,7 +58,7 @@ def cumprod(frame: Frame, func: Any, x: Any, dim: int, *, dtype: Any = None, out
         return x
     x, step = torch.movedim(x, dim, -1), 1
     while step < x.shape[-1]:
-        x = torch.cat((x[..., :step], x[..., step:] * x[..., :-step]), -1)
+        x = torch.cat([x[..., :step], x[..., step:] * x[..., :-step]], -1)
         step *= 2
     return torch.movedim(x, -1, dim)
 

@@ -86,6 +86,6 @@ def logcumsumexp(frame: Frame, func: Any, x: Any, dim: int, *, out: None = None)
         return x
     x, step = torch.movedim(x, dim, -1), 1
     while step < x.shape[-1]:
-        x = torch.cat((x[..., :step], torch.logaddexp(x[..., step:], x[..., :-step])), -1)
+        x = torch.cat([x[..., :step], torch.logaddexp(x[..., step:], x[..., :-step])], -1)
         step *= 2
     return torch.movedim(x, -1, dim)
