@@ -18,7 +18,10 @@ from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
+from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, marks_of
+from hodiff.optim.replicas import Replicas
 from hodiff.optim.settings import require_settings
+from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
 
 # For a tensor of this size the call takes little of the time, and joint temporaries need much memory.
@@ -59,6 +62,11 @@ class StochasticOptimizer(Optimizer):
     whole_state: ClassVar[frozenset[str]] = frozenset()
     # Whether states have at least 32 bits.
     precise_state: ClassVar[bool] = False
+    # Whether parameters may be DTensors over several ranks.
+    sharded_too: ClassVar[bool] = True
+    # Ranks over which losses are averaged.
+    _ranks: Ranks = ALONE
+    _replicas: Replicas
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -179,8 +187,105 @@ class StochasticOptimizer(Optimizer):
                     "calls it at several points, got one that adds to gradients from before the step; call "
                     "optimizer.zero_grad() first, or loop over all batches in the closure."
                 )
-        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
+        self._spend()
         return detached(loss)
+
+    def evaluated_together(self, closure: Closure, *, by_loss: bool) -> Any:
+        """Evaluate a closure on all ranks, and average its gradients and loss over them.
+
+        Args:
+            closure: The closure.
+            by_loss: Whether the step depends on the loss, and not only on gradients.
+
+        Returns:
+            Mean of the ranks' losses.
+
+        Raises:
+            InputError: If an evaluation fails on any rank, or ranks drift apart.
+        """
+        loss, error = self._ranks.attempt(self.evaluated, closure)
+        if self._ranks.size > 1:
+            rows = self.exchanged(error, loss)
+            self.average_gradients(rows)
+            self._spend()
+            return self.mean_loss(loss, rows)
+        if self._ranks.watched:
+            gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.layout == torch.strided]
+            self._watch(gradients, float(loss) if by_loss else 0.0)
+        return loss
+
+    def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
+        """Exchange errors, losses and marks of parameters and gradients with the other ranks.
+
+        Args:
+            error: Error of this rank, if any.
+            loss: Loss of this rank, or None.
+            *more: Further numbers.
+
+        Returns:
+            Matrix with a row for each rank: the loss, code of the parameters with gradients, mark of gradients, and
+            further numbers.
+
+        Raises:
+            InputError: If any rank has an error, or their parameters differ.
+        """
+        parameters = self.parameters()
+        numbers = [0.0] * 5
+        if error is None:
+            have = [i for i, p in enumerate(parameters) if p.grad is not None]
+            gradients = [parameters[i].grad for i in have]
+            marks = [marks_of(parameters)[0], marks_of([g for g in gradients if g is not None])[0]]
+            number = float(loss) if isinstance(loss, Tensor) else 0.0
+            numbers = [number, float(loss is None), code_of(have), marks[1], marks[0]]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
+        if differ(rows[:, 4:5]):
+            raise InputError(
+                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
+                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
+            )
+        if differ(rows[:, 1:2]):
+            raise InputError(
+                f"{self.caller}: step: expected a closure on all ranks or on none, got one on some of the ranks."
+            )
+        return torch.cat([rows[:, :1], rows[:, 2:4], rows[:, 5:]], dim=1)
+
+    def average_gradients(self, rows: Tensor) -> None:
+        """Average gradients over the ranks, unless they are equal already, as those of DistributedDataParallel are.
+
+        Args:
+            rows: Result of `exchanged`.
+        """
+        parameters = self.parameters()
+        if differ(rows[:, 1:2]):
+            # A parameter without gradient on this rank only does not occur in its loss.
+            found = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+            self._ranks.sum_([found])
+            for parameter, number in zip(parameters, found.tolist(), strict=True):
+                if number and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        if differ(rows[:, 1:3]):
+            self._ranks.mean_([p.grad for p in parameters if p.grad is not None])
+
+    @staticmethod
+    def mean_loss(loss: Any, rows: Tensor) -> Any:
+        """Return the mean of the ranks' losses, or None without losses."""
+        return None if loss is None else torch.full_like(loss, float(rows[:, 0].mean()))
+
+    def _watch(self, found: Sequence[Tensor], loss: float) -> None:
+        """Raise if other ranks train the same model with other data, without a process group."""
+        # Optimizers from older pickles have no notes.
+        if "_replicas" not in vars(self):
+            self._replicas = Replicas()
+        self._replicas.watch(self.caller, self.parameters(), [each for each in found if each.is_floating_point() or each.is_complex()], loss)
+
+    def _spend(self) -> None:
+        """Note the gradients that a closure wrote."""
+        having = [p for p in self.parameters() if p.grad is not None]
+        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in having if p.grad is not None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks": self._ranks}
 
     def _is_spent(self, parameter: Tensor) -> bool:
         """Whether the last closure wrote the gradient; such gradients are freed before the next evaluation."""
@@ -198,6 +303,11 @@ class StochasticOptimizer(Optimizer):
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:
+        if is_sharded(parameter) and not (self.sharded_too and self._ranks.size == 1):
+            raise InputError(
+                f"{self.caller}: params: expected parameters that each rank holds whole, got a DTensor over "
+                f"{parameter.device_mesh.size()} ranks; use DistributedDataParallel, or another optimizer."  # type: ignore[attr-defined]
+            )
         if parameter.is_complex() and self.complex_too:
             return
         if not parameter.is_floating_point():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -123,18 +124,30 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     # Whether `_adjust` needs the vectors from which the factors are computed.
     keeps_vectors = False
 
-    def __init__(self, params: Any, defaults: Group, fisher: str, sharing: str, generator: torch.Generator | None):
+    def __init__(
+        self,
+        params: Any,
+        defaults: Group,
+        fisher: str,
+        sharing: str,
+        generator: torch.Generator | None,
+        process_group: Any,
+    ):
         require_choice(self.caller, "fisher", fisher, FISHERS)
         require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
         self._fisher, self._sharing = fisher, sharing
         self._listened: set[int] = set()
         # Uses of each parameter in the graph when they were last checked.
         self._uses: dict[int, Any] = {}
-        super().__init__(params, defaults, generator)
+        super().__init__(params, defaults, generator, process_group)
 
     @abstractmethod
-    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
-        """Compute from the averaged factors what the step needs."""
+    def _decomposed(self, state: State, group: Group, layout: Layout) -> dict[str, Tensor | None]:
+        """Compute from the averaged factors what the step needs, with the names of `_zeros_for`."""
+
+    @abstractmethod
+    def _zeros_for(self, state: State, layout: Layout) -> dict[str, Tensor | None]:
+        """Return zeros in the shapes of what `_decomposed` returns."""
 
     @abstractmethod
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
@@ -170,7 +183,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
                 seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
                 self._uses |= uses
-            columns = columns_of(found, loss, self._fisher, self._generator)
+            columns = columns_of(found, loss, self._fisher, self._draws())
             estimates: list[tuple[Tensor, Any]] = []
             for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
                 first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
@@ -185,6 +198,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
             whole |= block if block <= written else set()
         return [(p, h) for p, h in estimates if id(p) in whole]
+
+    def _draws(self) -> torch.Generator:
+        return self._own_draws() if self._fisher == MONTE_CARLO else self._generator
 
     def _numbers_of(self, estimate: Sums | float) -> list[Tensor]:
         parts = [estimate.inputs, estimate.gradients] if isinstance(estimate, Sums) else []
@@ -202,14 +218,73 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             state["A"].lerp_(A, weight)
             state["B"].lerp_(B, weight)
         else:
-            state["A"], state["B"], weight = A, B, 1.0
+            state["A"], state["B"] = A, B
             state["layout"] = _written(source.layout)
-        if weight == 1 or is_due(count, group["refresh_every"]):
-            self._decompose(state, group, source.layout)
-        self._adjust(state, curvature, weight)
+            # Results of former factors have other shapes.
+            for name in self._zeros_for(state, source.layout):
+                state.pop(name, None)
 
-    def _adjust(self, state: State, sums: Sums, weight: float) -> None:
-        """Update the state by the vectors, with their weight in a running average."""
+    def _take(self, estimates: dict[int, Any]) -> None:
+        super()._take(estimates)
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        found = [
+            (self.state[p], groups[id(p)], estimates[id(p)])
+            for p in self._numbered
+            if isinstance(estimates.get(id(p)), Sums)
+        ]
+        weights, due = [], []
+        for block in found:
+            state, group, sums = block
+            missing = any(name not in state for name in self._zeros_for(state, sums.source.layout))
+            weights.append(1.0 if missing else max(1 / state["refreshes"], 1 - group["factor_decay"]))
+            if missing or is_due(state["refreshes"], group["refresh_every"]):
+                due.append(block)
+        self._decompose(due)
+        self._adjust([(state, sums) for state, _, sums in found], weights)
+
+    def _decompose(self, due: Sequence[tuple[State, Group, Sums]]) -> None:
+        """Store what the step needs of blocks; each rank computes a share of the blocks for all ranks."""
+        if self._ranks.size == 1:
+            for state, group, sums in due:
+                state.update(self._decomposed(state, group, sums.source.layout))
+            return
+        if not due:
+            return
+        owners = _owners([state for state, _, _ in due], self._ranks.size)
+        own, error = self._ranks.attempt(
+            lambda: {
+                i: self._decomposed(state, group, sums.source.layout)
+                for i, (state, group, sums) in enumerate(due)
+                if owners[i] == self._ranks.rank
+            }
+        )
+        self._ranks.exchange(self.caller, error, [], due[0][0]["B"].device)
+        results = [
+            (own or {}).get(i) or self._zeros_for(state, sums.source.layout) for i, (state, _, sums) in enumerate(due)
+        ]
+        # A sum with the zeros of all other ranks sends every block in one operation.
+        self._ranks.sum_([each for result in results for each in result.values() if each is not None])
+        for (state, _, _), result in zip(due, results, strict=True):
+            state.update(result)
+
+    def _adjust(self, blocks: Sequence[tuple[State, Sums]], weights: Sequence[float]) -> None:
+        """Update states by the vectors of their blocks, with their weights in running averages."""
+
+    def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        blocks = [(id(p), estimates[id(p)]) for p in self._numbered if isinstance(estimates.get(id(p)), Sums)]
+        inputs = [None if sums.inputs is None else sums.inputs.clone() for _, sums in blocks]
+        gradients = [sums.gradients.clone() for _, sums in blocks]
+        counts = torch.tensor([sums.count for _, sums in blocks], device=gradients[0].device)
+        self._ranks.sum_([counts, *gradients, *(each for each in inputs if each is not None)])
+        size = self._ranks.size
+        numbers = [1 if a is None else n for a, n in zip(inputs, counts.tolist(), strict=True)]
+        joint = {
+            key: replace(
+                sums, inputs=a, count=n, gradients=g / size, vectors=tuple((x, y * size**-0.5) for x, y in sums.vectors)
+            )
+            for (key, sums), a, n, g in zip(blocks, inputs, numbers, gradients, strict=True)
+        }
+        return {**estimates, **joint}
 
     @property
     def _numbered(self) -> list[Tensor]:
@@ -272,6 +347,16 @@ def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Te
     products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
     squared = torch.stack(products).sum() * group["lr"] ** 2
     return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
+
+
+def _owners(states: Sequence[State], ranks: int) -> list[int]:
+    """Assign each block to a rank, the largest blocks first, to the rank with the least work."""
+    costs = [sum(float(each.shape[-1]) ** 3 for each in (state["A"], state["B"])) for state in states]
+    owners, work = [0] * len(states), [0.0] * ranks
+    for i in sorted(range(len(states)), key=lambda i: -costs[i]):
+        owners[i] = work.index(min(work))
+        work[owners[i]] += costs[i]
+    return owners
 
 
 def _written(layout: Layout) -> tuple[Any, ...]:
