@@ -48,7 +48,9 @@ class DiagonalOptimizer(CurvatureOptimizer):
 class HutchinsonOptimizer(DiagonalOptimizer):
     r"""Optimizer whose curvature is $z \circ H z$ with a random $z$."""
 
-    def __init__(self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None, process_group: Any):
+    def __init__(
+        self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None, process_group: Any
+    ):
         self._probes = probes
         super().__init__(params, defaults, generator, process_group)
 

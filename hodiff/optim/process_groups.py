@@ -71,6 +71,12 @@ class Ranks:
             )
         return found[:, 1:]
 
+    def gather(self, number: int, device: torch.device) -> list[int]:
+        """Return a number of each rank."""
+        if self.size == 1:
+            return [number]
+        return [int(each) for each in self.exchange("", None, [number], device)[:, 0].tolist()]
+
     def sum_(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors by their sums over the ranks."""
         if self.size == 1:

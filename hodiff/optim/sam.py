@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.process_groups import Ranks
 from hodiff.optim.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.modules import step_with_own_hooks
@@ -35,6 +36,9 @@ class SAM(StochasticOptimizer):
         rho: $\rho$, the radius; for `adaptive`, a value ten times as large is a good start.
         adaptive: Whether to use ASAM's neighbourhood.
         eta: $\eta$.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss and gradients are means over the ranks. "local" if each rank has a
+            model of its own.
         **options: Options of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` applies to both.
 
     Raises:
@@ -61,8 +65,11 @@ class SAM(StochasticOptimizer):
         rho: float = 0.05,
         adaptive: bool = False,
         eta: float = 0.01,
+        *,
+        process_group: Any = None,
         **options: Any,
     ):
+        self._ranks = Ranks(self.caller, process_group)
         if not (isinstance(base, type) and issubclass(base, Optimizer)):
             raise InputError(
                 f"SAM: base: expected a class such as torch.optim.SGD, got {base!r}; pass its options here."
@@ -92,11 +99,11 @@ class SAM(StochasticOptimizer):
         if self.base.__module__.startswith("torch."):
             # Other optimizers may keep states in any dtype.
             self.require_dtypes()
-        loss = self.evaluated(closure)
+        loss = self.evaluated_together(closure, by_loss=False)
         self.require_finite_gradients()
         places = self._climb()
         try:
-            self.evaluated(closure)
+            self.evaluated_together(closure, by_loss=False)
         finally:
             for parameter, place in places:
                 parameter.copy_(place)

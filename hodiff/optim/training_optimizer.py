@@ -211,7 +211,7 @@ class StochasticOptimizer(Optimizer):
             return self.mean_loss(loss, rows)
         if self._ranks.watched:
             gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.layout == torch.strided]
-            self._watch(gradients, float(loss) if by_loss else 0.0)
+            self._watch(gradients, float(loss) if by_loss and loss is not None else 0.0)
         return loss
 
     def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
@@ -239,16 +239,20 @@ class StochasticOptimizer(Optimizer):
             numbers = [number, float(loss is None), code_of(have), marks[1], marks[0]]
         device = parameters[0].device if parameters else torch.device("cpu")
         rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
-        if differ(rows[:, 4:5]):
-            raise InputError(
-                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
-                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
-            )
+        self.require_equal(rows[:, 4:5])
         if differ(rows[:, 1:2]):
             raise InputError(
                 f"{self.caller}: step: expected a closure on all ranks or on none, got one on some of the ranks."
             )
         return torch.cat([rows[:, :1], rows[:, 2:4], rows[:, 5:]], dim=1)
+
+    def require_equal(self, marks: Tensor) -> None:
+        """Raise unless the marks of all ranks' parameters are equal."""
+        if differ(marks):
+            raise InputError(
+                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
+                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
+            )
 
     def average_gradients(self, rows: Tensor) -> None:
         """Average gradients over the ranks, unless they are equal already, as those of DistributedDataParallel are.
@@ -277,7 +281,12 @@ class StochasticOptimizer(Optimizer):
         # Optimizers from older pickles have no notes.
         if "_replicas" not in vars(self):
             self._replicas = Replicas()
-        self._replicas.watch(self.caller, self.parameters(), [each for each in found if each.is_floating_point() or each.is_complex()], loss)
+        self._replicas.watch(
+            self.caller,
+            self.parameters(),
+            [each for each in found if each.is_floating_point() or each.is_complex()],
+            loss,
+        )
 
     def _spend(self) -> None:
         """Note the gradients that a closure wrote."""
