@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     """
 
     sharded_too = False
+    # State of the generator before the draws for the next step, if there are several ranks.
+    _state_before: Tensor | None = None
     # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
@@ -78,11 +81,13 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 for curvature has the gradient of a loss that the optimizer did not observe.
             RouteError: If torch does not implement a second derivative.
         """
-        found, error = self._ranks.attempt(self._observed, closure)
-        loss, estimates = self._joined(found, error)
+        with self._draws_repeated_after_errors():
+            loss, estimates = self._joined(*self._ranks.attempt(self._observed, closure))
         if estimates is None:
             self._pending.clear()
+            self._rewind()
             return loss
+        self._state_before = None
         waiting = self._due()
         self.require_finite_gradients()
         self._require_finite(estimates.values())
@@ -181,6 +186,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             set_to_none: Whether gradients become None instead of zeros.
         """
         self._pending.clear()
+        self._rewind()
         super().zero_grad(set_to_none)
 
     def awaits(self, leaves: Sequence[Tensor]) -> bool:
@@ -301,17 +307,21 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             return self.evaluated(closure, accumulates=True)
 
     def _update(self, given: Tensor) -> None:
-        found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
-        own = {} if found is None else {id(p): h for p, h in found[0]}
-        if self._ranks.size > 1:
-            codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
-            own = self._combined(own, codes)
+        with self._draws_repeated_after_errors():
+            found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
+            own = {} if found is None else {id(p): h for p, h in found[0]}
+            if self._ranks.size > 1:
+                codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
+                own = self._combined(own, codes)
+        self._state_before = None
         self._require_finite(own.values())
         with torch.no_grad():
             self._take(own)
         self._wait()
 
     def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        if self._ranks.size > 1 and self._state_before is None:
+            self._state_before = self._generator.get_state()
         with explained(self.caller), torch.no_grad():
             found = self._estimate(loss, parameters, last)
         if self._ranks.watched:
@@ -340,6 +350,21 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             state["refreshes"] = state.get("refreshes", 0) + 1
             if group["update_every"] is not None:
                 state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
+
+    @contextmanager
+    def _draws_repeated_after_errors(self) -> Iterator[None]:
+        """Rewind the generator after an error, which not all ranks may have met before they drew."""
+        try:
+            yield
+        except Exception:
+            self._rewind()
+            raise
+
+    def _rewind(self) -> None:
+        """Restore the state of the generator before the draws for a step that is not taken."""
+        if self._state_before is not None:
+            self._generator.set_state(self._state_before)
+            self._state_before = None
 
     def _own_draws(self) -> torch.Generator:
         """Return a generator for random numbers that have to be independent on the ranks."""
