@@ -251,4 +251,4 @@ class _Root:
         return _Root(self.gradients + other.gradients)
 
     def __mul__(self, factor: float | Tensor) -> _Root:
-        return _Root(self.gradients * factor**0.5)
+        return _Root(self.gradients * float(factor) ** 0.5)
