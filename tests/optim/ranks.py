@@ -5,9 +5,9 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
