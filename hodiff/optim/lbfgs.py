@@ -141,6 +141,6 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
     def __getstate__(self) -> Group:
         # torch omits attributes that its step needs. Callables, as a scheduler's wrapper of the step, are left out.
         own = {name: value for name, value in vars(self).items() if "hook" not in name and not callable(value)}
-        for name in ("_spent", "_replicas"):  # references to gradients, and notes for other ranks
+        for name in ("_spent", "_replicas", "_exchanges"):  # references to gradients, and notes for other ranks
             own.pop(name, None)
         return {**own, **super().__getstate__()}

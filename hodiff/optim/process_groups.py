@@ -25,6 +25,8 @@ R = TypeVar("R")
 LOCAL = "local"
 # Number of elements that are sent together, which bounds the temporary memory.
 _BUCKET = 2**24
+# Number of elements below which tensors are joined to compute their mark.
+_SMALL = 2**16
 # Number of random weights of a mark.
 _WEIGHTS = 2**12
 
@@ -110,14 +112,23 @@ class Ranks:
 ALONE = Ranks("")
 
 
-def marks_of(tensors: Sequence[Tensor]) -> list[float]:
-    """Return a sum of all elements with random weights, and the norm."""
-    parts = [as_real(each.detach()).reshape(-1) for each in tensors if each.numel()]
-    if not parts:
-        return [0.0, 0.0]
-    sums = torch.stack([_weighted_sum(each).double().cpu() for each in parts])
-    norms = torch.stack([torch.linalg.vector_norm(each, dtype=_wide(each)).double().cpu() for each in parts])
-    return [float(_weighted_sum(sums)), float(torch.linalg.vector_norm(norms))]
+def mark_of(tensors: Sequence[Tensor]) -> float:
+    """Return a sum of all elements with random weights, by which two ranks recognise equal tensors."""
+    kinds: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        flat = as_real(tensor.detach()).reshape(-1)
+        # A call costs more than the copy of a small tensor.
+        kinds[(flat.dtype, flat.device) if flat.numel() < _SMALL else id(tensor)].append(flat)
+    joined = [each[0] if len(each) == 1 else torch.cat(each) for each in kinds.values()]
+    sums = [_weighted_sum(each).double() for each in joined if each.numel()]
+    return float(_weighted_sum(torch.stack([each.to(sums[0].device) for each in sums]))) if sums else 0.0
+
+
+def norm_of_all(tensors: Sequence[Tensor]) -> float:
+    """Return the norm of all elements."""
+    parts = [as_real(each.detach()) for each in tensors]
+    norms = [torch.linalg.vector_norm(each, dtype=_wide(each)).double() for each in parts]
+    return float(torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))) if norms else 0.0
 
 
 def differ(rows: Tensor) -> bool:

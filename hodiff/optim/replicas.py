@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.optim.process_groups import code_of, marks_of
+from hodiff.optim.process_groups import code_of, mark_of, norm_of_all
 from hodiff.torch_internals.process_groups import default_store, is_sharded, number_of_ranks
 
 # Number of times that this process has left a note of the same model.
@@ -46,8 +46,8 @@ class Replicas:
         if self._count & (self._count - 1):
             return
         with torch.no_grad():
-            mark, norm = marks_of(parameters)
-            now = [loss, *marks_of(found)]
+            mark, norm = mark_of(parameters), norm_of_all(parameters)
+            now = [loss, mark_of(found), norm_of_all(found)]
         shapes = code_of(size for p in parameters for size in (*p.shape, -1))
         model = f"hodiff/{caller}/{shapes}/{mark:.9e}/{norm:.9e}"
         note = f"{model}/{_notes[model]}"

@@ -18,7 +18,7 @@ from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
-from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, marks_of
+from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
 from hodiff.optim.replicas import Replicas
 from hodiff.optim.settings import require_settings
 from hodiff.torch_internals.process_groups import is_sharded
@@ -67,6 +67,8 @@ class StochasticOptimizer(Optimizer):
     # Ranks over which losses are averaged.
     _ranks: Ranks = ALONE
     _replicas: Replicas
+    # Number of calls of `exchanged`.
+    _exchanges = 0
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -229,14 +231,16 @@ class StochasticOptimizer(Optimizer):
         Raises:
             InputError: If any rank has an error, or their parameters differ.
         """
+        self._exchanges += 1
         parameters = self.parameters()
         numbers = [0.0] * 5
         if error is None:
             have = [i for i, p in enumerate(parameters) if p.grad is not None]
             gradients = [parameters[i].grad for i in have]
-            marks = [marks_of(parameters)[0], marks_of([g for g in gradients if g is not None])[0]]
             number = float(loss) if isinstance(loss, Tensor) else 0.0
-            numbers = [number, float(loss is None), code_of(have), marks[1], marks[0]]
+            numbers = [number, float(loss is None), code_of(have), mark_of([g for g in gradients if g is not None])]
+            # Powers of two: parameters differ from the start, or by a mistake that stays.
+            numbers.append(0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters))
         device = parameters[0].device if parameters else torch.device("cpu")
         rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
         self.require_equal(rows[:, 4:5])

@@ -25,7 +25,7 @@ from hodiff.optim.local_models import (
     outputs_and_loss,
     value_of,
 )
-from hodiff.optim.process_groups import Ranks, code_of, differ, marks_of
+from hodiff.optim.process_groups import Ranks, code_of, differ, mark_of
 from hodiff.optim.recorded_losses import explained
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
 from hodiff.recompute.lost_slopes import noting_operands
@@ -108,7 +108,7 @@ class SolverOptimizer(StochasticOptimizer):
             if error is None:
                 indices = {id(p): i for i, p in enumerate(own)}
                 reached = code_of(indices[id(p)] for model in models for p in model.parameters)
-                numbers = [marks_of(own)[0], reached]
+                numbers = [mark_of(own), reached]
             rows = self._ranks.exchange(self.caller, error, numbers, own[0].device)
             self.require_equal(rows[:, :1])
             if differ(rows[:, 1:]):
