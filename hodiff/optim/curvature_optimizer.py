@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_generator
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.joint_curvature import JointCurvature
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import require_dtypes
 from hodiff.optim.pending_curvature import Estimates, PendingCurvature
-from hodiff.optim.process_groups import Ranks, code_of, differ
 from hodiff.optim.recorded_losses import explained
-from hodiff.optim.training_optimizer import Group, StochasticOptimizer
+from hodiff.optim.training_optimizer import Group
 from hodiff.optim.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 
 
-class CurvatureOptimizer(StochasticOptimizer, Observer):
+class CurvatureOptimizer(JointCurvature, Observer):
     """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
 
     A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
@@ -34,15 +32,11 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     """
 
     sharded_too = False
-    # State of the generator before the draws for the next step, if there are several ranks.
-    _state_before: Tensor | None = None
     # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None, process_group: Any):
-        require_generator(self.caller, "generator", generator)
-        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._ranks = Ranks(self.caller, process_group)
+        self._set_ranks(generator, process_group)
         self._pending = PendingCurvature(self.second_order, self._ranks.size > 1)
         self._aside: set[int] = set()
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
@@ -51,10 +45,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     @abstractmethod
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         """Estimate the curvature of a loss; also return gradients if the `last` use of the graph consumed it."""
-
-    @abstractmethod
-    def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
-        """Combine the estimates of all ranks, by the parameter's id, to those of the mean loss."""
 
     @abstractmethod
     def _absorb(self, parameter: Tensor, group: Group, curvature: Any) -> None:
@@ -130,27 +120,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             return loss, None
         self.average_gradients(rows)
         return loss, self._combined(estimates, rows[:, 4:])
-
-    def _codes(self, estimates: dict[int, Any]) -> list[float]:
-        """Return codes of the parameters with estimates, and of the state of the generator."""
-        numbers = [i for i, p in enumerate(self.parameters()) if id(p) in estimates]
-        return [len(numbers), code_of(numbers), code_of(self._generator.get_state().tolist())]
-
-    def _combined(self, estimates: dict[int, Any], codes: Tensor) -> dict[int, Any]:
-        """Combine the estimates of all ranks, whose `_codes` are given."""
-        if not bool(codes[:, 0].any()):
-            return {}
-        if differ(codes[:, 2:]):
-            raise InputError(
-                f"{self.caller}: generator: expected generators in the same state on all ranks, got different ones; "
-                "seed them equally, and call backward equally often on all ranks."
-            )
-        if differ(codes[:, :2]):
-            raise InputError(
-                f"{self.caller}: step: expected curvature of the same parameters from all ranks, got different "
-                "parameters; use every parameter in the loss of every rank, for instance times zero."
-            )
-        return self._summed(estimates)
 
     def update_curvature(self, loss: Tensor) -> None:
         r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
@@ -320,8 +289,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         self._wait()
 
     def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        if self._ranks.size > 1 and self._state_before is None:
-            self._state_before = self._generator.get_state()
+        self._begin_draws()
         with explained(self.caller), torch.no_grad():
             found = self._estimate(loss, parameters, last)
         if self._ranks.watched:
@@ -350,29 +318,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             state["refreshes"] = state.get("refreshes", 0) + 1
             if group["update_every"] is not None:
                 state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
-
-    @contextmanager
-    def _draws_repeated_after_errors(self) -> Iterator[None]:
-        """Rewind the generator after an error, which not all ranks may have met before they drew."""
-        try:
-            yield
-        except Exception:
-            self._rewind()
-            raise
-
-    def _rewind(self) -> None:
-        """Restore the state of the generator before the draws for a step that is not taken."""
-        if self._state_before is not None:
-            self._generator.set_state(self._state_before)
-            self._state_before = None
-
-    def _own_draws(self) -> torch.Generator:
-        """Return a generator for random numbers that have to be independent on the ranks."""
-        if self._ranks.size == 1:
-            return self._generator
-        device = self._generator.device
-        seed = int(torch.randint(2**62, (), generator=self._generator, device=device))
-        return torch.Generator(device).manual_seed(seed + self._ranks.rank)
 
     def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
         """Return the curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""

@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.joint_optimizer import JointOptimizer
 from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
-from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
-from hodiff.optim.replicas import Replicas
 from hodiff.optim.settings import require_settings
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
@@ -53,7 +51,7 @@ def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Te
 Group = dict[str, Any]
 
 
-class StochasticOptimizer(Optimizer):
+class StochasticOptimizer(JointOptimizer):
     """`torch.optim.Optimizer` whose settings are checked by `CHECKS`."""
 
     # Whether complex parameters are supported.
@@ -64,19 +62,9 @@ class StochasticOptimizer(Optimizer):
     precise_state: ClassVar[bool] = False
     # Whether parameters may be DTensors over several ranks.
     sharded_too: ClassVar[bool] = True
-    # Ranks over which losses are averaged.
-    _ranks: Ranks = ALONE
-    _replicas: Replicas
-    # Number of calls of `exchanged`.
-    _exchanges = 0
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
-
-    @property
-    def caller(self) -> str:
-        """Name of the optimizer in error messages."""
-        return type(self).__name__
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters with separate settings, as in `torch.optim.Optimizer.add_param_group`.
@@ -96,10 +84,6 @@ class StochasticOptimizer(Optimizer):
         except InputError:
             self.param_groups.pop()
             raise
-
-    def parameters(self) -> list[Tensor]:
-        """Return the parameters of all groups that require a gradient."""
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the parameters of a group that have a gradient, with the gradient to descend along."""
@@ -216,89 +200,10 @@ class StochasticOptimizer(Optimizer):
             self._watch(gradients, float(loss) if by_loss and loss is not None else 0.0)
         return loss
 
-    def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
-        """Exchange errors, losses and marks of parameters and gradients with the other ranks.
-
-        Args:
-            error: Error of this rank, if any.
-            loss: Loss of this rank, or None.
-            *more: Further numbers.
-
-        Returns:
-            Matrix with a row for each rank: the loss, code of the parameters with gradients, mark of gradients, and
-            further numbers.
-
-        Raises:
-            InputError: If any rank has an error, or their parameters differ.
-        """
-        self._exchanges += 1
-        parameters = self.parameters()
-        numbers = [0.0] * 5
-        if error is None:
-            have = [i for i, p in enumerate(parameters) if p.grad is not None]
-            gradients = [parameters[i].grad for i in have]
-            number = float(loss) if isinstance(loss, Tensor) else 0.0
-            numbers = [number, float(loss is None), code_of(have), mark_of([g for g in gradients if g is not None])]
-            # Powers of two: parameters differ from the start, or by a mistake that stays.
-            numbers.append(0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters))
-        device = parameters[0].device if parameters else torch.device("cpu")
-        rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
-        self.require_equal(rows[:, 4:5])
-        if differ(rows[:, 1:2]):
-            raise InputError(
-                f"{self.caller}: step: expected a closure on all ranks or on none, got one on some of the ranks."
-            )
-        return torch.cat([rows[:, :1], rows[:, 2:4], rows[:, 5:]], dim=1)
-
-    def require_equal(self, marks: Tensor) -> None:
-        """Raise unless the marks of all ranks' parameters are equal."""
-        if differ(marks):
-            raise InputError(
-                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
-                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
-            )
-
-    def average_gradients(self, rows: Tensor) -> None:
-        """Average gradients over the ranks, unless they are equal already, as those of DistributedDataParallel are.
-
-        Args:
-            rows: Result of `exchanged`.
-        """
-        parameters = self.parameters()
-        if differ(rows[:, 1:2]):
-            # A parameter without gradient on this rank only does not occur in its loss.
-            found = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-            self._ranks.sum_([found])
-            for parameter, number in zip(parameters, found.tolist(), strict=True):
-                if number and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-        if differ(rows[:, 1:3]):
-            self._ranks.mean_([p.grad for p in parameters if p.grad is not None])
-
-    @staticmethod
-    def mean_loss(loss: Any, rows: Tensor) -> Any:
-        """Return the mean of the ranks' losses, or None without losses."""
-        return None if loss is None else torch.full_like(loss, float(rows[:, 0].mean()))
-
-    def _watch(self, found: Sequence[Tensor], loss: float) -> None:
-        """Raise if other ranks train the same model with other data, without a process group."""
-        # Optimizers from older pickles have no notes.
-        if "_replicas" not in vars(self):
-            self._replicas = Replicas()
-        self._replicas.watch(
-            self.caller,
-            self.parameters(),
-            [each for each in found if each.is_floating_point() or each.is_complex()],
-            loss,
-        )
-
     def _spend(self) -> None:
         """Note the gradients that a closure wrote."""
         having = [p for p in self.parameters() if p.grad is not None]
         self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in having if p.grad is not None}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ranks": self._ranks}
 
     def _is_spent(self, parameter: Tensor) -> bool:
         """Whether the last closure wrote the gradient; such gradients are freed before the next evaluation."""

@@ -1,114 +1,30 @@
-r"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers.
-
-Columns c of the outputs, with $\sum c c^\top$ their Fisher matrix, that are pulled back to the layers.
-"""
+"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
-from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Layout, Piece
-from hodiff.operators.kfac.columns import Columns, Given, Root, View
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
+from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.pending_curvature import Estimates
-from hodiff.optim.recorded_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, drawn, find
 from hodiff.optim.settings import is_due
 from hodiff.optim.training_optimizer import Group
 
 FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
-
-
-def find_any(caller: str, loss: Tensor) -> FoundLoss:
-    """Find the loss of any family in a graph."""
-    found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
-    if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
-        raise _unknown(caller, "that of a single example without an example dimension")
-    return found
-
-
-def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Generator) -> Columns:
-    """Compute the columns by the method `fisher`."""
-    scale = float(found.weight / found.count) ** 0.5
-    if fisher == MONTE_CARLO:
-        return Given(scale * DRAWN[found.family](found, generator)[None])
-    if fisher == EXACT:
-        view = View(found.outputs.shape, found.family == LABELS, apart=True)
-        return Root(scale * ROOTS[found.family](found, view), view)
-    (given,) = torch.autograd.grad([loss], [found.edge], retain_graph=True)
-    # The gradient contains the loss's weight and the share of each term.
-    return Given(given[None] / scale if scale else torch.zeros_like(given)[None])
-
-
-def _drawn_labels(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    mean, count = drawn(found.outputs, found.ignored, generator)
-    return mean * count
-
-
-def _drawn_values(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    # A squared error without the factor 1/2 belongs to a Gaussian of variance 1/2.
-    noise = torch.randn(found.outputs.shape, generator=generator, device=generator.device)
-    return 2**0.5 * noise.to(found.outputs)
-
-
-def _drawn_bits(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    probabilities = found.outputs.float().sigmoid()
-    bits = torch.bernoulli(probabilities.to(generator.device), generator=generator)
-    return (probabilities - bits.to(probabilities)).to(found.outputs)
-
-
-def _root_of_labels(found: FoundLoss, view: View) -> Tensor:
-    # The gradient for a label is a unit vector in log-probabilities.
-    roots = view.rows((found.outputs / 2).exp()[None])[0]
-    if found.ignored is not None:
-        roots = roots.masked_fill(found.ignored.reshape(*roots.shape[:2], 1), 0)
-    return roots.diag_embed()
-
-
-def _root_of_squares(found: FoundLoss, view: View) -> Tensor:
-    return view.rows(torch.full_like(found.outputs, 2**0.5)[None])[0][..., None]
-
-
-def _root_of_bits(found: FoundLoss, view: View) -> Tensor:
-    probabilities = found.outputs.sigmoid()
-    return view.rows((probabilities * (1 - probabilities)).sqrt()[None])[0][..., None]
-
-
-# Gradients of the terms for targets drawn from the outputs' distribution.
-DRAWN: Mapping[str, Callable[[FoundLoss, torch.Generator], Tensor]] = {
-    LABELS: _drawn_labels,
-    SQUARES: _drawn_values,
-    BITS: _drawn_bits,
-}
-# Roots of the terms' Fisher information, (N, places, size, columns).
-ROOTS: Mapping[str, Callable[[FoundLoss, View], Tensor]] = {
-    LABELS: _root_of_labels,
-    SQUARES: _root_of_squares,
-    BITS: _root_of_bits,
-}
-
-
-def _unknown(caller: str, got: str) -> InputError:
-    return InputError(
-        f"{caller}: expected a loss with one cross_entropy or nll_loss of labels, mse_loss or "
-        f"binary_cross_entropy_with_logits, without weights, of reduction 'mean' or 'sum', got {got}; pass "
-        "update_every=None, and call update_curvature on such a loss of the same outputs before backward."
-    )
-
 
 State = dict[str, Any]
 
@@ -250,7 +166,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             return
         if not due:
             return
-        owners = _owners([state for state, _, _ in due], self._ranks.size)
+        owners = owners_of([state for state, _, _ in due], self._ranks.size)
         own, error = self._ranks.attempt(
             lambda: {
                 i: self._decomposed(state, group, sums.source.layout)
@@ -271,20 +187,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         """Update states by the vectors of their blocks, with their weights in running averages."""
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
-        blocks = [(id(p), estimates[id(p)]) for p in self._numbered if isinstance(estimates.get(id(p)), Sums)]
-        inputs = [None if sums.inputs is None else sums.inputs.clone() for _, sums in blocks]
-        gradients = [sums.gradients.clone() for _, sums in blocks]
-        counts = torch.tensor([sums.count for _, sums in blocks], device=gradients[0].device)
-        self._ranks.sum_([counts, *gradients, *(each for each in inputs if each is not None)])
-        size = self._ranks.size
-        numbers = [1 if a is None else n for a, n in zip(inputs, counts.tolist(), strict=True)]
-        joint = {
-            key: replace(
-                sums, inputs=a, count=n, gradients=g / size, vectors=tuple((x, y * size**-0.5) for x, y in sums.vectors)
-            )
-            for (key, sums), a, n, g in zip(blocks, inputs, numbers, gradients, strict=True)
-        }
-        return {**estimates, **joint}
+        blocks = {id(p): estimates[id(p)] for p in self._numbered if isinstance(estimates.get(id(p)), Sums)}
+        return {**estimates, **dict(zip(blocks, sums_of_ranks(list(blocks.values()), self._ranks), strict=True))}
 
     @property
     def _numbered(self) -> list[Tensor]:
@@ -347,16 +251,6 @@ def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Te
     products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
     squared = torch.stack(products).sum() * group["lr"] ** 2
     return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
-
-
-def _owners(states: Sequence[State], ranks: int) -> list[int]:
-    """Assign each block to a rank, the largest blocks first, to the rank with the least work."""
-    costs = [sum(float(each.shape[-1]) ** 3 for each in (state["A"], state["B"])) for state in states]
-    owners, work = [0] * len(states), [0.0] * ranks
-    for i in sorted(range(len(states)), key=lambda i: -costs[i]):
-        owners[i] = work.index(min(work))
-        work[owners[i]] += costs[i]
-    return owners
 
 
 def _written(layout: Layout) -> tuple[Any, ...]:
