@@ -83,9 +83,10 @@ class Ranks:
         """Replace tensors by their sums over the ranks."""
         if self.size == 1:
             return
-        for bucket in _buckets([as_real(each.detach()) for each in tensors]):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            dist.all_reduce(flat, group=self.group)
+        for bucket in _buckets(tensors):
+            # A conjugate view would be copied, and its sum lost.
+            flat = torch.cat([each.reshape(-1) for each in bucket]).resolve_conj()
+            dist.all_reduce(as_real(flat), group=self.group)
             for tensor, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 

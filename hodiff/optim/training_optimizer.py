@@ -189,15 +189,24 @@ class StochasticOptimizer(JointOptimizer):
         Raises:
             InputError: If an evaluation fails on any rank, or ranks drift apart.
         """
-        loss, error = self._ranks.attempt(self.evaluated, closure)
+        loss, error = self._ranks.attempt(self._evaluated_densely, closure)
         if self._ranks.size > 1:
             rows = self.exchanged(error, loss)
             self.average_gradients(rows)
             self._spend()
             return self.mean_loss(loss, rows)
         if self._ranks.watched:
-            gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.layout == torch.strided]
-            self._watch(gradients, float(loss) if by_loss and loss is not None else 0.0)
+            self._watch(
+                [p.grad for p in self.parameters() if p.grad is not None],
+                float(loss) if by_loss and loss is not None else 0.0,
+            )
+        return loss
+
+    def _evaluated_densely(self, closure: Closure) -> Any:
+        loss = self.evaluated(closure)
+        for group in self.param_groups:
+            # Iterating raises on sparse gradients.
+            list(self.gradients(group))
         return loss
 
     def _spend(self) -> None:

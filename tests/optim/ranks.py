@@ -240,6 +240,28 @@ def curvature_by_hand_agrees() -> None:
         assert_same(models[1], models[0])
 
 
+def complex_parameters_agree() -> None:
+    targets = torch.randn(6, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    for name in ("SAM", "LBFGS"):
+        parameters = []
+        for group, part in (("local", targets), (dist.group.WORLD, half([targets])[0])):
+            z = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+            optimizer = CASES[name]([z], process_group=group)
+            for _ in range(STEPS):
+                optimizer.step(lambda z=z, part=part: (z * z.conj() * part - z.conj()).abs().square().mean())
+            parameters.append(nn.ParameterList([torch.view_as_real(z.detach())]))
+        assert_same(parameters[1], parameters[0])
+
+
+def sparse_gradients_are_refused() -> None:
+    for name in ("SAM", "SophiaH"):
+        table = nn.Embedding(4, 3, sparse=True)
+        nn.init.ones_(table.weight)
+        optimizer = CASES[name](table.parameters(), process_group=dist.group.WORLD)
+        with pytest.raises(hodiff.InputError, match="expected dense gradients"):
+            optimizer.step(lambda table=table: table(torch.tensor([0, 1])).square().sum())
+
+
 def different_generators_are_refused() -> None:
     for name in ("SophiaH", "SophiaG", "KFAC"):
         problem = Problem()
@@ -369,6 +391,8 @@ def main(folder: Path) -> None:
         accumulated_and_clipped_gradients_agree,
         batches_that_overflow_on_one_rank_are_skipped_on_all,
         curvature_by_hand_agrees,
+        complex_parameters_agree,
+        sparse_gradients_are_refused,
         different_generators_are_refused,
         whole_batch_of_one_rank_weighs_as_much_as_a_part,
         copies_keep_the_group_and_pickles_are_refused,
