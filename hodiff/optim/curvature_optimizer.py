@@ -68,7 +68,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
         Raises:
             InputError: If the closure returns no loss, gradients are sparse or not finite, or a parameter that is due
-                for curvature has the gradient of a loss that the optimizer did not observe.
+                for curvature has the gradient of a loss that the optimizer did not observe; on all ranks of a process
+                group, also if their parameters, generators or uses of parameters differ.
             RouteError: If torch does not implement a second derivative.
         """
         with self._draws_repeated_after_errors():

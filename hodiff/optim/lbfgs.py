@@ -42,7 +42,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range.
+        InputError: If a setting is out of its range, or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -86,7 +86,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, or it returns no loss.
+            InputError: If there is no closure, or it returns no loss; or if ranks drift apart.
         """
         require_closure(self.caller, closure)
         self.require_dtypes()

@@ -42,7 +42,8 @@ class SAM(StochasticOptimizer):
         **options: Options of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` applies to both.
 
     Raises:
-        InputError: If a setting is out of its range, or `base` is no class of optimizers.
+        InputError: If a setting is out of its range, `base` is no class of optimizers, or this process is not in the
+            group.
 
     Example:
         >>> import torch, hodiff
@@ -92,7 +93,8 @@ class SAM(StochasticOptimizer):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, it returns no loss, or gradients are sparse or not finite.
+            InputError: If there is no closure, it returns no loss, gradients are sparse or not finite, or ranks drift
+                apart.
         """
         require_closure(self.caller, closure)
         assert closure is not None

@@ -262,6 +262,19 @@ def sparse_gradients_are_refused() -> None:
             optimizer.step(lambda table=table: table(torch.tensor([0, 1])).square().sum())
 
 
+def steps_by_closures_agree() -> None:
+    for name in ("SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"):
+        models = []
+        for problem, optimizer, model, batches in joint_and_own(CASES[name], **GENTLE.get(name, {})):
+            losses = [
+                optimizer.step(lambda model=model, batch=batch: cross_entropy(model(batch[0]), batch[1]))
+                for batch in batches[:STEPS]
+            ]
+            models.append((problem.model, torch.stack(losses)))
+        assert_same(models[1][0], models[0][0])
+        torch.testing.assert_close(models[1][1], models[0][1])
+
+
 def different_generators_are_refused() -> None:
     for name in ("SophiaH", "SophiaG", "KFAC"):
         problem = Problem()
@@ -391,6 +404,7 @@ def main(folder: Path) -> None:
         accumulated_and_clipped_gradients_agree,
         batches_that_overflow_on_one_rank_are_skipped_on_all,
         curvature_by_hand_agrees,
+        steps_by_closures_agree,
         complex_parameters_agree,
         sparse_gradients_are_refused,
         different_generators_are_refused,

@@ -57,7 +57,8 @@ class NewtonCG(TruncatedNewtonOptimizer):
             has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this process
+            is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -157,7 +158,8 @@ class HessianFree(SolverOptimizer):
         last: `HessianFreeStep` of the last step, or None.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this process
+            is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -200,7 +202,7 @@ class HessianFree(SolverOptimizer):
             The loss before the step, without weight decay.
 
         Raises:
-            InputError: If there is no closure, or it does not return such a pair.
+            InputError: If there is no closure, or it does not return such a pair; or if ranks drift apart.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)

@@ -46,7 +46,8 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
             has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this process
+            is not in the group.
 
     Example:
         >>> import torch, hodiff

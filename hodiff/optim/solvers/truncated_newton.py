@@ -106,7 +106,7 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, or its return value is invalid.
+            InputError: If there is no closure, or its return value is invalid; or if ranks drift apart.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)
