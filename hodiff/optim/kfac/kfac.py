@@ -67,8 +67,8 @@ class KFAC(KroneckerFactoredOptimizer):
 
     Raises:
         InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group; later, if a parameter in the graph of a loss belongs to no supported layer, or is used
-            elsewhere.
+            process is not in the group; later, if a parameter in the graph of a loss belongs to no supported layer, or
+            is used elsewhere.
 
     Example:
         >>> import torch, hodiff
