@@ -6,6 +6,7 @@ no part. The ranks instead leave notes in the key-value store of `torch.distribu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -48,6 +49,9 @@ class Replicas:
         with torch.no_grad():
             mark, norm = mark_of(parameters), norm_of_all(parameters)
             now = [loss, mark_of(found), norm_of_all(found)]
+        if not all(map(math.isfinite, now)):
+            # The step raises a fitting error.
+            return
         shapes = code_of(size for p in parameters for size in (*p.shape, -1))
         model = f"hodiff/{caller}/{shapes}/{mark:.9e}/{norm:.9e}"
         note = f"{model}/{_notes[model]}"

@@ -99,6 +99,7 @@ def test_ranks_with_other_steps_at_equal_parameters_are_refused(monkeypatch):
     rank().watch("A", [x], [g * (1 + 1e-12)])  # rounding
     rank().watch("A", [x + 1], [2 * g])  # another model
     rank().watch("B", [x], [2 * g])  # another optimizer
+    rank().watch("A", [x], [float("nan") * g])  # the step raises an error of its own
     with pytest.raises(hodiff.InputError, match="another rank computes other steps from the same parameters"):
         rank().watch("A", [x], [g * (1 + 1e-6)])
     with pytest.raises(hodiff.InputError, match="process_group='local'"):
