@@ -46,9 +46,13 @@ class AdaHessian(HutchinsonOptimizer):
             temporaries of all. None does so for parameters of less than 65,536 numbers, where calls dominate the time.
         probes: "rademacher" (signs), "gaussian" or "sphere".
         generator: Source of random numbers; by default a new generator with seed 0.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and its gradient and curvature
+            are those of the step; generators must be equal on all ranks. "local" if each rank has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -81,9 +85,10 @@ class AdaHessian(HutchinsonOptimizer):
         foreach: bool | None = None,
         probes: str = "rademacher",
         generator: torch.Generator | None = None,
+        process_group: Any = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        super().__init__(params, settings_in(locals()), probes, generator)
+        super().__init__(params, settings_in(locals()), probes, generator, process_group)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         estimates, gradients = super()._estimate(loss, parameters, last)

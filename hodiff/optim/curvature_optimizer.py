@@ -9,35 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_generator
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.joint_curvature import JointCurvature
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import require_dtypes
 from hodiff.optim.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.recorded_losses import explained
-from hodiff.optim.training_optimizer import Group, StochasticOptimizer
+from hodiff.optim.training_optimizer import Group
 from hodiff.optim.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 
 
-class CurvatureOptimizer(StochasticOptimizer, Observer):
+class CurvatureOptimizer(JointCurvature, Observer):
     """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
 
     A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
     alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
     """
 
+    sharded_too = False
     # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None):
-        require_generator(self.caller, "generator", generator)
-        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._pending = PendingCurvature(self.second_order)
+    def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None, process_group: Any):
+        self._set_ranks(generator, process_group)
+        self._pending = PendingCurvature(self.second_order, self._ranks.size > 1)
         self._aside: set[int] = set()
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
         self._wait()
@@ -68,24 +68,21 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
         Raises:
             InputError: If the closure returns no loss, gradients are sparse or not finite, or a parameter that is due
-                for curvature has the gradient of a loss that the optimizer did not observe.
+                for curvature has the gradient of a loss that the optimizer did not observe; on all ranks of a process
+                group, also if their parameters, generators or uses of parameters differ.
             RouteError: If torch does not implement a second derivative.
         """
-        self.require_dtypes()
-        loss = None if closure is None else self._evaluated(closure)
-        overflow: Tensor | None = getattr(self, "found_inf", None)
-        if overflow is not None and bool(overflow):
+        with self._draws_repeated_after_errors():
+            loss, estimates = self._joined(*self._ranks.attempt(self._observed, closure))
+        if estimates is None:
             self._pending.clear()
+            self._rewind()
             return loss
-        for group in self.param_groups:
-            # Iterating raises on sparse gradients before anything has changed.
-            list(self.gradients(group))
+        self._state_before = None
         waiting = self._due()
-        estimates = self._estimates_for(waiting, scaled=overflow is not None)
         self.require_finite_gradients()
         self._require_finite(estimates.values())
-        for group in self.param_groups:
-            self._take(group, estimates)
+        self._take(estimates)
         known = set(map(id, waiting))
         self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, known)}
         try:
@@ -97,6 +94,33 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         self._pending.clear()
         self._wait()
         return loss
+
+    def _observed(self, closure: Closure | None) -> tuple[Any, dict[int, Any] | None]:
+        """Return this rank's loss, and its estimates by the parameter's id; None after an overflow of a GradScaler."""
+        self.require_dtypes()
+        loss = None if closure is None else self._evaluated(closure)
+        overflow: Tensor | None = getattr(self, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            return loss, None
+        for group in self.param_groups:
+            # Iterating raises on sparse gradients before anything has changed.
+            list(self.gradients(group))
+        return loss, self._estimates_for(self._due(), scaled=overflow is not None)
+
+    def _joined(
+        self, found: tuple[Any, dict[int, Any] | None] | None, error: Exception | None
+    ) -> tuple[Any, dict[int, Any] | None]:
+        """Return the mean loss of all ranks, average the gradients, and combine the estimates."""
+        loss, estimates = (None, None) if found is None else found
+        if self._ranks.size == 1:
+            return loss, estimates
+        overflow = float(error is None and estimates is None)
+        rows = self.exchanged(error, loss, overflow, *self._codes(estimates or {}))
+        loss = self.mean_loss(loss, rows)
+        if estimates is None or bool(rows[:, 3].any()):
+            return loss, None
+        self.average_gradients(rows)
+        return loss, self._combined(estimates, rows[:, 4:])
 
     def update_curvature(self, loss: Tensor) -> None:
         r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
@@ -132,6 +156,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             set_to_none: Whether gradients become None instead of zeros.
         """
         self._pending.clear()
+        self._rewind()
         super().zero_grad(set_to_none)
 
     def awaits(self, leaves: Sequence[Tensor]) -> bool:
@@ -219,7 +244,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._pending, self._aside = PendingCurvature(self.second_order), set()
+        self._pending, self._aside = PendingCurvature(self.second_order, self._ranks.size > 1), set()
         self._wait()
 
     def _due(self) -> list[Tensor]:
@@ -252,24 +277,25 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             return self.evaluated(closure, accumulates=True)
 
     def _update(self, given: Tensor) -> None:
-        parameters = self.parameters()
-        estimates, _ = self._estimated(given, parameters, False)
-        own = {id(p): h for p, h in estimates}
+        with self._draws_repeated_after_errors():
+            found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
+            own = {} if found is None else {id(p): h for p, h in found[0]}
+            if self._ranks.size > 1:
+                codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
+                own = self._combined(own, codes)
+        self._state_before = None
         self._require_finite(own.values())
         with torch.no_grad():
-            for group in self.param_groups:
-                self._take(group, own)
+            self._take(own)
         self._wait()
 
     def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        ranks = torch.distributed.get_world_size() if _is_distributed() else 1
-        if ranks > 1:
-            raise InputError(
-                f"{self.caller}: expected one process, got {ranks}. Their curvature estimates would differ, and their "
-                "parameters would diverge; train in one process."
-            )
+        self._begin_draws()
         with explained(self.caller), torch.no_grad():
-            return self._estimate(loss, parameters, last)
+            found = self._estimate(loss, parameters, last)
+        if self._ranks.watched:
+            self._watch([each for _, estimate in found[0] for each in self._numbers_of(estimate)], 0.0)
+        return found
 
     def _require_finite(self, estimates: Iterable[Any]) -> None:
         numbers = [each for estimate in estimates for each in self._numbers_of(estimate)]
@@ -284,10 +310,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         """Return the tensors of an estimate that have to be finite."""
         return [estimate]
 
-    def _take(self, group: Group, estimates: dict[int, Any]) -> None:
-        """Update the states of a group's parameters by their estimates."""
-        own = [p for p in group["params"] if id(p) in estimates]
-        for parameter in own:
+    def _take(self, estimates: dict[int, Any]) -> None:
+        """Update the states of parameters by their estimates."""
+        own = [(group, p) for group in self.param_groups for p in group["params"] if id(p) in estimates]
+        for group, parameter in own:
             state = self.state[parameter]
             self._absorb(parameter, group, estimates[id(parameter)])
             state["refreshes"] = state.get("refreshes", 0) + 1
@@ -331,7 +357,3 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(parameter)}; call loss.backward() after creating the optimizer, step(closure), or "
                 "update_curvature(loss) before backward."
             )
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

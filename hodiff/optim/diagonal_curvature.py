@@ -27,6 +27,11 @@ class DiagonalOptimizer(CurvatureOptimizer):
     def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
         """Update several parameters of one dtype in place."""
 
+    def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        found = {id(p): estimates[id(p)].clone() for p in self.parameters() if id(p) in estimates}
+        self._ranks.mean_(list(found.values()))
+        return found
+
     def _descend(self) -> None:
         found = [(group, list(self.gradients(group))) for group in self.param_groups]
         for _, pairs in found:
@@ -43,9 +48,11 @@ class DiagonalOptimizer(CurvatureOptimizer):
 class HutchinsonOptimizer(DiagonalOptimizer):
     r"""Optimizer whose curvature is $z \circ H z$ with a random $z$."""
 
-    def __init__(self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None):
+    def __init__(
+        self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None, process_group: Any
+    ):
         self._probes = probes
-        super().__init__(params, defaults, generator)
+        super().__init__(params, defaults, generator, process_group)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         recorded = gradient_of(self.caller, loss, parameters, numbers=last)

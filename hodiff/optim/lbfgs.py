@@ -13,6 +13,7 @@ from torch import Tensor
 from hodiff.common.complex_numbers import as_real
 from hodiff.optim.finite_numbers import require_finite, require_norms
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.process_groups import Ranks
 from hodiff.optim.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
 from hodiff.torch_internals.modules import unhooked_step
@@ -36,9 +37,12 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         tolerance_grad: Largest entry of the gradient at which a step ends.
         tolerance_change: Change of parameters and loss at which a step ends.
         history_size: Number of stored gradients.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss and gradient are means over the ranks. "local" if each rank
+            has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range.
+        InputError: If a setting is out of its range, or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -62,7 +66,10 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         tolerance_grad: float = 1e-7,
         tolerance_change: float = 1e-9,
         history_size: int = 100,
+        *,
+        process_group: Any = None,
     ):
+        self._ranks = Ranks(self.caller, process_group)
         settings = settings_in(locals())
         # Some settings would raise torch's own messages instead.
         require_settings(self.caller, settings)
@@ -79,7 +86,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, or it returns no loss.
+            InputError: If there is no closure, or it returns no loss; or if ranks drift apart.
         """
         require_closure(self.caller, closure)
         self.require_dtypes()
@@ -88,7 +95,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
 
         def evaluate() -> Tensor:
             nonlocal first
-            loss = self.evaluated(closure)
+            loss: Tensor = self.evaluated_together(closure, by_loss=True)
             if first:
                 # A line search may try points where the loss is not finite, but must not begin there.
                 gradients = [p.grad for p in self.parameters() if p.grad is not None]
@@ -134,5 +141,6 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
     def __getstate__(self) -> Group:
         # torch omits attributes that its step needs. Callables, as a scheduler's wrapper of the step, are left out.
         own = {name: value for name, value in vars(self).items() if "hook" not in name and not callable(value)}
-        own.pop("_spent", None)  # references to gradients, which are not copied
+        for name in ("_spent", "_replicas", "_exchanges"):  # references to gradients, and notes for other ranks
+            own.pop(name, None)
         return {**own, **super().__getstate__()}

@@ -19,6 +19,7 @@ from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.process_groups import ALONE, Ranks
 from hodiff.optim.recorded_losses import gradient_of, model_of
 
 Closure = Callable[[], Any]
@@ -60,6 +61,7 @@ class LocalModel:
 
     loss: Tensor
     gradient: Tensor
+    ranks: Ranks = ALONE
 
     def __init__(self, caller: str, parameters: Sequence[Tensor], returned: Any):
         self.caller, self.parameters = caller, list(parameters)
@@ -71,8 +73,19 @@ class LocalModel:
         """Compute loss and gradient from the return value of the closure."""
 
     @abstractmethod
+    def _product(self, v: Tensor) -> Tensor:
+        """Multiply the curvature of this rank's loss with a vector."""
+
     def product(self, v: Tensor) -> Tensor:
         """Multiply the curvature with a vector."""
+        found = self._product(v)
+        self.ranks.mean_([found])
+        return found
+
+    def join(self, ranks: Ranks) -> None:
+        """Replace the model of this rank's loss by that of the mean loss of all ranks."""
+        self.ranks, self.loss, self.gradient = ranks, self.loss.clone(), self.gradient.clone()
+        ranks.mean_([self.loss, self.gradient])
 
     def require_finite(self) -> None:
         """Raise if the loss or the gradient contains NaN or infinity."""
@@ -95,8 +108,7 @@ class HessianModel(LocalModel):
         self._recorded = gradient_of(self.caller, returned, self.parameters, numbers=True)
         self.loss, self.gradient = returned.detach(), self.vector(self._recorded.gradient)
 
-    def product(self, v: Tensor) -> Tensor:
-        """Multiply the Hessian with a vector."""
+    def _product(self, v: Tensor) -> Tensor:
         return self.vector(self._recorded.product(self.leaves(v), keep=True))
 
 
@@ -112,8 +124,7 @@ class GaussNewtonModel(LocalModel):
         self.loss = self._curvature.value.detach()
         self.gradient = self.vector(self._model.pull(self._curvature.gradient))
 
-    def product(self, v: Tensor) -> Tensor:
-        """Multiply the Gauss-Newton matrix with a vector."""
+    def _product(self, v: Tensor) -> Tensor:
         pushed = self._curvature.product(self._model.push(self.leaves(v)), keep=True)
         return self.vector(self._model.pull(pushed))
 
@@ -135,14 +146,19 @@ class GaussNewtonModel(LocalModel):
                 f"of lengths {sorted(examples)}; pass preconditioner=None."
             )
         (count,) = examples
+        # Signs are drawn for the examples of all ranks.
+        counts = self.ranks.gather(count, self.gradient.device)
+        start, whole = sum(counts[: self.ranks.rank]), sum(counts)
         total, unit = torch.zeros_like(self.gradient), 0.0
         for _ in range(draws):
-            signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device) * 2 - 1
+            signs = torch.randint(0, 2, (whole,), generator=generator, device=generator.device) * 2 - 1
+            signs = signs[start : start + count]
             signed = [signs.to(u).reshape(-1, *[1] * (u.dim() - 1)) * u for u in self._curvature.gradient]
             found = self.vector(self._model.pull(signed))
+            self.ranks.mean_([found])
             unit = unit or max(least, float(found.abs().max()) if found.numel() else 0.0) or 1.0
             total += (found / unit).square()
-        return total * (count / draws), unit
+        return total * (whole / draws), unit
 
 
 CURVATURES: Mapping[str, type[LocalModel]] = {"hessian": HessianModel, "gauss-newton": GaussNewtonModel}

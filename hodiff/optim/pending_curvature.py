@@ -52,10 +52,12 @@ class PendingCurvature:
 
     Args:
         signed: Whether the curvature of the negative loss is the negative curvature.
+        shared: Whether the end of a backward pass may average gradients over ranks, as DistributedDataParallel does.
     """
 
-    def __init__(self, signed: bool):
-        self._signed = signed
+    def __init__(self, signed: bool, shared: bool):
+        self._signed, self._shared = signed, shared
+        self._noticed: list[Tensor] = []
         self._estimates: dict[int, tuple[Tensor, Any]] = {}
         self._coming: dict[int, Any] = {}
         self._written: dict[int, _Written] = {}
@@ -89,6 +91,7 @@ class PendingCurvature:
     def announce(self, estimates: Estimates) -> None:
         """Set the estimates of the loss whose backward pass begins."""
         self._coming.clear()
+        self._noticed.clear()
         before = self.settled(strict=False)
         for key, estimate in before.items():
             # The factor of a zero gradient is only known as long as all gradients have the factor.
@@ -106,6 +109,10 @@ class PendingCurvature:
     def passed(self) -> None:
         """Note that the backward pass has ended."""
         self._coming.clear()
+        for parameter in self._noticed if self._shared else ():
+            if parameter.grad is not None:
+                self._written[id(parameter)] = _as_written(parameter.grad)
+        self._noticed.clear()
 
     def settled(self, *, strict: bool) -> dict[int, Any]:
         """Return the estimates of gradients that did not change after observed passes, except by a factor.
@@ -135,6 +142,7 @@ class PendingCurvature:
         key = id(parameter)
         if key in self._coming:
             self._take(parameter, self._coming.pop(key))
+            self._noticed.append(parameter)
         else:
             self._estimates.pop(key, None)
             self._written.pop(key, None)

@@ -123,31 +123,31 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
     return FoundLoss(family, GradientEdge(*edge), outputs, ignored, count, weight)
 
 
-def curvature_of_logits(
-    logits: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
-) -> list[Tensor | None]:
-    """Estimate the curvature for labels drawn from logits (N, C, ...) or (C,); None for parameters not reached."""
+# Gradients, None for parameters that are not reached, and the factor of their squares in an estimate of the curvature.
+DrawnGradients = tuple[Sequence[Tensor | None], float | Tensor]
+
+
+def drawn_from_logits(logits: Tensor, parameters: Sequence[Tensor], generator: torch.Generator) -> DrawnGradients:
+    """Compute gradients for labels drawn from logits (N, C, ...) or (C,)."""
     with torch.enable_grad():
         logarithms = torch.log_softmax(logits, dim=min(1, logits.dim() - 1))
     cotangent, count = drawn(logarithms.detach(), None, generator)
-    return _squared(logarithms, parameters, cotangent, count)
+    return _drawn_gradients(logarithms, parameters, cotangent), count
 
 
-def curvature_of_labels(
+def drawn_from_loss(
     caller: str, loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
-) -> list[Tensor | None]:
-    """Estimate the curvature for labels drawn from the logits from which a loss was computed."""
+) -> DrawnGradients:
+    """Compute gradients for labels drawn from the logits from which a loss was computed."""
     found = find(loss, (LABELS,), partial(_unknown_labels, caller))
     cotangent, count = drawn(found.outputs, found.ignored, generator)
-    return _squared(found.edge, parameters, cotangent, count * found.weight)
+    return _drawn_gradients(found.edge, parameters, cotangent), count * found.weight
 
 
-def _squared(
-    output: Tensor | GradientEdge, parameters: Sequence[Tensor], cotangent: Tensor, factor: float | Tensor
-) -> list[Tensor | None]:
-    found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
-    # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
-    return [None if g is None else (factor * g.square()).to(g.dtype) for g in found]
+def _drawn_gradients(
+    output: Tensor | GradientEdge, parameters: Sequence[Tensor], cotangent: Tensor
+) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
 
 
 def drawn(logarithms: Tensor, ignored: Tensor | None, generator: torch.Generator) -> tuple[Tensor, float]:

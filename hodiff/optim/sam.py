@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.process_groups import Ranks
 from hodiff.optim.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.modules import step_with_own_hooks
@@ -35,10 +36,14 @@ class SAM(StochasticOptimizer):
         rho: $\rho$, the radius; for `adaptive`, a value ten times as large is a good start.
         adaptive: Whether to use ASAM's neighbourhood.
         eta: $\eta$.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss and gradients are means over the ranks. "local" if each rank has a
+            model of its own.
         **options: Options of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` applies to both.
 
     Raises:
-        InputError: If a setting is out of its range, or `base` is no class of optimizers.
+        InputError: If a setting is out of its range, `base` is no class of optimizers, or this process is not in the
+            group.
 
     Example:
         >>> import torch, hodiff
@@ -61,8 +66,11 @@ class SAM(StochasticOptimizer):
         rho: float = 0.05,
         adaptive: bool = False,
         eta: float = 0.01,
+        *,
+        process_group: Any = None,
         **options: Any,
     ):
+        self._ranks = Ranks(self.caller, process_group)
         if not (isinstance(base, type) and issubclass(base, Optimizer)):
             raise InputError(
                 f"SAM: base: expected a class such as torch.optim.SGD, got {base!r}; pass its options here."
@@ -85,18 +93,19 @@ class SAM(StochasticOptimizer):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, it returns no loss, or gradients are sparse or not finite.
+            InputError: If there is no closure, it returns no loss, gradients are sparse or not finite, or ranks drift
+                apart.
         """
         require_closure(self.caller, closure)
         assert closure is not None
         if self.base.__module__.startswith("torch."):
             # Other optimizers may keep states in any dtype.
             self.require_dtypes()
-        loss = self.evaluated(closure)
+        loss = self.evaluated_together(closure, by_loss=False)
         self.require_finite_gradients()
         places = self._climb()
         try:
-            self.evaluated(closure)
+            self.evaluated_together(closure, by_loss=False)
         finally:
             for parameter, place in places:
                 parameter.copy_(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.diagonal_curvature import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.pending_curvature import Estimates
-from hodiff.optim.recorded_losses import curvature_of_labels, curvature_of_logits
+from hodiff.optim.recorded_losses import drawn_from_logits, drawn_from_loss
 from hodiff.optim.settings import settings_in
 from hodiff.optim.training_optimizer import Group, zeros_of_each
 from hodiff.torch_internals import many_tensors as many
@@ -92,9 +93,13 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
             temporaries of all. None does so for parameters of less than 65,536 numbers, where calls dominate the time.
         probes: "gaussian", "rademacher" (signs) or "sphere".
         generator: Source of random numbers; by default a new generator with seed 0.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and its gradient and curvature
+            are those of the step; generators must be equal on all ranks. "local" if each rank has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -123,9 +128,10 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
         foreach: bool | None = None,
         probes: str = "gaussian",
         generator: torch.Generator | None = None,
+        process_group: Any = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        super().__init__(params, settings_in(locals()), probes, generator)
+        super().__init__(params, settings_in(locals()), probes, generator, process_group)
 
 
 class SophiaG(_Sophia):
@@ -151,9 +157,11 @@ class SophiaG(_Sophia):
         maximize: Whether to ascend.
         foreach: Whether to use multi-tensor operators, as in `SophiaH`.
         generator: Generator on the CPU that draws labels; by default a new generator with seed 0.
+        process_group: Process group, as in `SophiaH`; every rank draws labels of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -181,8 +189,9 @@ class SophiaG(_Sophia):
         maximize: bool = False,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        process_group: Any = None,
     ):
-        super().__init__(params, settings_in(locals()), generator)
+        super().__init__(params, settings_in(locals()), generator, process_group)
 
     def update_curvature(self, logits: Tensor) -> None:
         """Estimate the curvature of the mean cross-entropy of logits now, whether due or not.
@@ -206,10 +215,42 @@ class SophiaG(_Sophia):
             self._update(logits)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        generator = self._own_draws()
         # A loss has no dimensions; logits from `update_curvature` have a dimension of classes.
         if loss.dim():
-            found = curvature_of_logits(loss, parameters, self._generator)
-            return [(p, h) for p, h in zip(parameters, found, strict=True) if h is not None], []
-        found = curvature_of_labels(self.caller, loss, parameters, self._generator)
-        # The loss depends on all of these parameters, though not always through its logits.
-        return [(p, torch.zeros_like(p) if h is None else h) for p, h in zip(parameters, found, strict=True)], []
+            gradients, factor = drawn_from_logits(loss, parameters, generator)
+            reached = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+        else:
+            gradients, factor = drawn_from_loss(self.caller, loss, parameters, generator)
+            # The loss depends on all of these parameters, though not always through its logits.
+            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True))
+            reached = list(zip(parameters, zeros, strict=True))
+        if self._ranks.size > 1:
+            return [(p, _Root((factor**0.5 * g).to(g.dtype))) for p, g in reached], []
+        # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
+        return [(p, (factor * g.square()).to(g.dtype)) for p, g in reached], []
+
+    def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        sums = {id(p): estimates[id(p)].gradients.clone() for p in self.parameters() if id(p) in estimates}
+        self._ranks.sum_(list(sums.values()))
+        return {key: each.square() / self._ranks.size for key, each in sums.items()}
+
+    def _numbers_of(self, estimate: Any) -> list[Tensor]:
+        return [estimate.gradients if isinstance(estimate, _Root) else estimate]
+
+
+@dataclass(frozen=True, eq=False)
+class _Root:
+    r"""Gradients of one rank or of several losses, whose joint square estimates the curvature.
+
+    The labels of different ranks and losses are drawn independently, so that products of their gradients vanish in the
+    mean. The square of a sum of all gradients is the estimate of one process.
+    """
+
+    gradients: Tensor
+
+    def __add__(self, other: _Root) -> _Root:
+        return _Root(self.gradients + other.gradients)
+
+    def __mul__(self, factor: float | Tensor) -> _Root:
+        return _Root(self.gradients * float(factor) ** 0.5)

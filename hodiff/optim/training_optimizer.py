@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.joint_optimizer import JointOptimizer
 from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
 from hodiff.optim.settings import require_settings
+from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
 
 # For a tensor of this size the call takes little of the time, and joint temporaries need much memory.
@@ -50,7 +51,7 @@ def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Te
 Group = dict[str, Any]
 
 
-class StochasticOptimizer(Optimizer):
+class StochasticOptimizer(JointOptimizer):
     """`torch.optim.Optimizer` whose settings are checked by `CHECKS`."""
 
     # Whether complex parameters are supported.
@@ -59,14 +60,11 @@ class StochasticOptimizer(Optimizer):
     whole_state: ClassVar[frozenset[str]] = frozenset()
     # Whether states have at least 32 bits.
     precise_state: ClassVar[bool] = False
+    # Whether parameters may be DTensors over several ranks.
+    sharded_too: ClassVar[bool] = True
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
-
-    @property
-    def caller(self) -> str:
-        """Name of the optimizer in error messages."""
-        return type(self).__name__
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters with separate settings, as in `torch.optim.Optimizer.add_param_group`.
@@ -86,10 +84,6 @@ class StochasticOptimizer(Optimizer):
         except InputError:
             self.param_groups.pop()
             raise
-
-    def parameters(self) -> list[Tensor]:
-        """Return the parameters of all groups that require a gradient."""
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the parameters of a group that have a gradient, with the gradient to descend along."""
@@ -179,8 +173,46 @@ class StochasticOptimizer(Optimizer):
                     "calls it at several points, got one that adds to gradients from before the step; call "
                     "optimizer.zero_grad() first, or loop over all batches in the closure."
                 )
-        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
+        self._spend()
         return detached(loss)
+
+    def evaluated_together(self, closure: Closure, *, by_loss: bool) -> Any:
+        """Evaluate a closure on all ranks, and average its gradients and loss over them.
+
+        Args:
+            closure: The closure.
+            by_loss: Whether the step depends on the loss, and not only on gradients.
+
+        Returns:
+            Mean of the ranks' losses.
+
+        Raises:
+            InputError: If an evaluation fails on any rank, or ranks drift apart.
+        """
+        loss, error = self._ranks.attempt(self._evaluated_densely, closure)
+        if self._ranks.size > 1:
+            rows = self.exchanged(error, loss)
+            self.average_gradients(rows)
+            self._spend()
+            return self.mean_loss(loss, rows)
+        if self._ranks.watched:
+            self._watch(
+                [p.grad for p in self.parameters() if p.grad is not None],
+                float(loss) if by_loss and loss is not None else 0.0,
+            )
+        return loss
+
+    def _evaluated_densely(self, closure: Closure) -> Any:
+        loss = self.evaluated(closure)
+        for group in self.param_groups:
+            # Iterating raises on sparse gradients.
+            list(self.gradients(group))
+        return loss
+
+    def _spend(self) -> None:
+        """Note the gradients that a closure wrote."""
+        having = [p for p in self.parameters() if p.grad is not None]
+        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in having if p.grad is not None}
 
     def _is_spent(self, parameter: Tensor) -> bool:
         """Whether the last closure wrote the gradient; such gradients are freed before the next evaluation."""
@@ -198,6 +230,11 @@ class StochasticOptimizer(Optimizer):
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:
+        if is_sharded(parameter) and not (self.sharded_too and self._ranks.size == 1):
+            raise InputError(
+                f"{self.caller}: params: expected parameters that each rank holds whole, got a DTensor over "
+                f"{parameter.device_mesh.size()} ranks; use DistributedDataParallel, or another optimizer."  # type: ignore[attr-defined]
+            )
         if parameter.is_complex() and self.complex_too:
             return
         if not parameter.is_floating_point():

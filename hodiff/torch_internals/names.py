@@ -203,6 +203,7 @@ NAMES = (
     "torch.autograd.forward_ad._set_fwd_grad_enabled",
     "torch.autograd.functional._as_tuple",
     "torch.autograd.functional._grad_preprocess.__code__",
+    "torch.distributed.distributed_c10d._get_default_store",
     "torch.distributed.tensor._api._FromTorchTensor",
     "torch.nn.attention.flex_attention._validate_device",
     "torch.nn.functional._in_projection_packed",

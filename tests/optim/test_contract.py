@@ -405,6 +405,7 @@ BAD = {
     "sharing": [None],
     "preconditioner": ["jacobi"],
     "line_search_fn": ["strong_wolfe"],
+    "process_group": [3, "world"],
 }
 
 

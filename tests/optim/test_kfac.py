@@ -10,7 +10,7 @@ from torch import nn
 
 import hodiff
 from hodiff.optim import EKFAC, KFAC
-from hodiff.optim.kfac.kfac_optimizer import columns_of, find_any
+from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 
 D = torch.float64
 RNG = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,10 +60,15 @@ class KFAC(KroneckerFactoredOptimizer):
             place as an example; "reduce" averages inputs and sums gradients over the places first.
         maximize: Whether to ascend.
         generator: Generator on the CPU that draws labels; by default a new generator with seed 0.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and factors are those of all
+            examples. Every rank draws labels of its own, and computes inverses of a share of the layers for all ranks.
+            "local" if each rank has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex; later, if a parameter in the graph of a
-            loss belongs to no supported layer, or is used elsewhere.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group; later, if a parameter in the graph of a loss belongs to no supported layer, or
+            is used elsewhere.
 
     Example:
         >>> import torch, hodiff
@@ -104,14 +110,20 @@ class KFAC(KroneckerFactoredOptimizer):
         sharing: str = EXPAND,
         maximize: bool = False,
         generator: torch.Generator | None = None,
+        process_group: Any = None,
     ):
-        super().__init__(params, settings_in(locals()), fisher, sharing, generator)
+        super().__init__(params, settings_in(locals()), fisher, sharing, generator, process_group)
 
-    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
+    def _decomposed(self, state: State, group: Group, layout: Layout) -> dict[str, Tensor | None]:
         A, B, root = state["A"], state["B"], group["damping"] ** 0.5
         ratio = balance(diagonal_of(A).mean(-1, keepdim=True), diagonal_of(B).mean(-1, keepdim=True))
-        state["A_inverse"] = aligned(self._inverse(A, root * ratio))
-        state["B_inverse"] = aligned(self._inverse(B, root / ratio))
+        return {
+            "A_inverse": aligned(self._inverse(A, root * ratio)),
+            "B_inverse": aligned(self._inverse(B, root / ratio)),
+        }
+
+    def _zeros_for(self, state: State, layout: Layout) -> dict[str, Tensor | None]:
+        return {f"{name}_inverse": aligned(torch.zeros_like(state[name])) for name in ("A", "B")}
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         return between(state["B_inverse"], state["A_inverse"], gradient)
@@ -167,19 +179,28 @@ class EKFAC(KFAC):
     keeps_vectors = True
     whole_state = frozenset({"A", "B", "layout", "left", "right", "values"})
 
-    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
+    def _decomposed(self, state: State, group: Group, layout: Layout) -> dict[str, Tensor | None]:
         if not bool(state["A"].isfinite().all() & state["B"].isfinite().all()):
             raise InputError(
                 f"{self.caller}: step: expected finite factors, got NaN or infinity; find the step at which the loss "
                 "becomes NaN or infinite."
             )
         eigen = KroneckerBlock(layout, state["A"], state["B"]).eigen
-        state["left"], state["right"], state["values"] = eigen.left, eigen.right, eigen.values
+        return {"left": eigen.left, "right": eigen.right, "values": eigen.values}
 
-    def _adjust(self, state: State, sums: Sums, weight: float) -> None:
-        basis = EigenBlock(sums.source.layout, state["left"], state["right"], state["values"])
-        found = [moments.of_examples(sums.source, basis, a, g) for a, g in sums.vectors]
-        state["values"].lerp_(torch.stack(found).sum(0), weight)
+    def _zeros_for(self, state: State, layout: Layout) -> dict[str, Tensor | None]:
+        left, right = (None if state[name].dim() == 2 else torch.zeros_like(state[name]) for name in ("B", "A"))
+        return {"left": left, "right": right, "values": state["B"].new_zeros(layout.shape)}
+
+    def _adjust(self, blocks: Sequence[tuple[State, Sums]], weights: Sequence[float]) -> None:
+        found = []
+        for state, sums in blocks:
+            basis = EigenBlock(sums.source.layout, state["left"], state["right"], state["values"])
+            parts = [moments.of_examples(sums.source, basis, a, g) for a, g in sums.vectors]
+            found.append(torch.stack(parts).sum(0))
+        self._ranks.sum_(found)
+        for (state, _), squares, weight in zip(blocks, found, weights, strict=True):
+            state["values"].lerp_(squares, weight)
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         damped = state["values"] + group["damping"]

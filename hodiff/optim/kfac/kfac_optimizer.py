@@ -1,113 +1,30 @@
-r"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers.
-
-Columns c of the outputs, with $\sum c c^\top$ their Fisher matrix, that are pulled back to the layers.
-"""
+"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
-from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Layout, Piece
-from hodiff.operators.kfac.columns import Columns, Given, Root, View
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
+from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.pending_curvature import Estimates
-from hodiff.optim.recorded_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, drawn, find
 from hodiff.optim.settings import is_due
 from hodiff.optim.training_optimizer import Group
 
 FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
-
-
-def find_any(caller: str, loss: Tensor) -> FoundLoss:
-    """Find the loss of any family in a graph."""
-    found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
-    if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
-        raise _unknown(caller, "that of a single example without an example dimension")
-    return found
-
-
-def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Generator) -> Columns:
-    """Compute the columns by the method `fisher`."""
-    scale = float(found.weight / found.count) ** 0.5
-    if fisher == MONTE_CARLO:
-        return Given(scale * DRAWN[found.family](found, generator)[None])
-    if fisher == EXACT:
-        view = View(found.outputs.shape, found.family == LABELS, apart=True)
-        return Root(scale * ROOTS[found.family](found, view), view)
-    (given,) = torch.autograd.grad([loss], [found.edge], retain_graph=True)
-    # The gradient contains the loss's weight and the share of each term.
-    return Given(given[None] / scale if scale else torch.zeros_like(given)[None])
-
-
-def _drawn_labels(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    mean, count = drawn(found.outputs, found.ignored, generator)
-    return mean * count
-
-
-def _drawn_values(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    # A squared error without the factor 1/2 belongs to a Gaussian of variance 1/2.
-    noise = torch.randn(found.outputs.shape, generator=generator, device=generator.device)
-    return 2**0.5 * noise.to(found.outputs)
-
-
-def _drawn_bits(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    probabilities = found.outputs.float().sigmoid()
-    bits = torch.bernoulli(probabilities.to(generator.device), generator=generator)
-    return (probabilities - bits.to(probabilities)).to(found.outputs)
-
-
-def _root_of_labels(found: FoundLoss, view: View) -> Tensor:
-    # The gradient for a label is a unit vector in log-probabilities.
-    roots = view.rows((found.outputs / 2).exp()[None])[0]
-    if found.ignored is not None:
-        roots = roots.masked_fill(found.ignored.reshape(*roots.shape[:2], 1), 0)
-    return roots.diag_embed()
-
-
-def _root_of_squares(found: FoundLoss, view: View) -> Tensor:
-    return view.rows(torch.full_like(found.outputs, 2**0.5)[None])[0][..., None]
-
-
-def _root_of_bits(found: FoundLoss, view: View) -> Tensor:
-    probabilities = found.outputs.sigmoid()
-    return view.rows((probabilities * (1 - probabilities)).sqrt()[None])[0][..., None]
-
-
-# Gradients of the terms for targets drawn from the outputs' distribution.
-DRAWN: Mapping[str, Callable[[FoundLoss, torch.Generator], Tensor]] = {
-    LABELS: _drawn_labels,
-    SQUARES: _drawn_values,
-    BITS: _drawn_bits,
-}
-# Roots of the terms' Fisher information, (N, places, size, columns).
-ROOTS: Mapping[str, Callable[[FoundLoss, View], Tensor]] = {
-    LABELS: _root_of_labels,
-    SQUARES: _root_of_squares,
-    BITS: _root_of_bits,
-}
-
-
-def _unknown(caller: str, got: str) -> InputError:
-    return InputError(
-        f"{caller}: expected a loss with one cross_entropy or nll_loss of labels, mse_loss or "
-        f"binary_cross_entropy_with_logits, without weights, of reduction 'mean' or 'sum', got {got}; pass "
-        "update_every=None, and call update_curvature on such a loss of the same outputs before backward."
-    )
-
 
 State = dict[str, Any]
 
@@ -123,18 +40,30 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     # Whether `_adjust` needs the vectors from which the factors are computed.
     keeps_vectors = False
 
-    def __init__(self, params: Any, defaults: Group, fisher: str, sharing: str, generator: torch.Generator | None):
+    def __init__(
+        self,
+        params: Any,
+        defaults: Group,
+        fisher: str,
+        sharing: str,
+        generator: torch.Generator | None,
+        process_group: Any,
+    ):
         require_choice(self.caller, "fisher", fisher, FISHERS)
         require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
         self._fisher, self._sharing = fisher, sharing
         self._listened: set[int] = set()
         # Uses of each parameter in the graph when they were last checked.
         self._uses: dict[int, Any] = {}
-        super().__init__(params, defaults, generator)
+        super().__init__(params, defaults, generator, process_group)
 
     @abstractmethod
-    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
-        """Compute from the averaged factors what the step needs."""
+    def _decomposed(self, state: State, group: Group, layout: Layout) -> dict[str, Tensor | None]:
+        """Compute from the averaged factors what the step needs, with the names of `_zeros_for`."""
+
+    @abstractmethod
+    def _zeros_for(self, state: State, layout: Layout) -> dict[str, Tensor | None]:
+        """Return zeros in the shapes of what `_decomposed` returns."""
 
     @abstractmethod
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
@@ -170,7 +99,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
                 seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
                 self._uses |= uses
-            columns = columns_of(found, loss, self._fisher, self._generator)
+            columns = columns_of(found, loss, self._fisher, self._draws())
             estimates: list[tuple[Tensor, Any]] = []
             for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
                 first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
@@ -185,6 +114,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
             whole |= block if block <= written else set()
         return [(p, h) for p, h in estimates if id(p) in whole]
+
+    def _draws(self) -> torch.Generator:
+        return self._own_draws() if self._fisher == MONTE_CARLO else self._generator
 
     def _numbers_of(self, estimate: Sums | float) -> list[Tensor]:
         parts = [estimate.inputs, estimate.gradients] if isinstance(estimate, Sums) else []
@@ -202,14 +134,61 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             state["A"].lerp_(A, weight)
             state["B"].lerp_(B, weight)
         else:
-            state["A"], state["B"], weight = A, B, 1.0
+            state["A"], state["B"] = A, B
             state["layout"] = _written(source.layout)
-        if weight == 1 or is_due(count, group["refresh_every"]):
-            self._decompose(state, group, source.layout)
-        self._adjust(state, curvature, weight)
+            # Results of former factors have other shapes.
+            for name in self._zeros_for(state, source.layout):
+                state.pop(name, None)
 
-    def _adjust(self, state: State, sums: Sums, weight: float) -> None:
-        """Update the state by the vectors, with their weight in a running average."""
+    def _take(self, estimates: dict[int, Any]) -> None:
+        super()._take(estimates)
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        found = [
+            (self.state[p], groups[id(p)], estimates[id(p)])
+            for p in self._numbered
+            if isinstance(estimates.get(id(p)), Sums)
+        ]
+        weights, due = [], []
+        for block in found:
+            state, group, sums = block
+            missing = any(name not in state for name in self._zeros_for(state, sums.source.layout))
+            weights.append(1.0 if missing else max(1 / state["refreshes"], 1 - group["factor_decay"]))
+            if missing or is_due(state["refreshes"], group["refresh_every"]):
+                due.append(block)
+        self._decompose(due)
+        self._adjust([(state, sums) for state, _, sums in found], weights)
+
+    def _decompose(self, due: Sequence[tuple[State, Group, Sums]]) -> None:
+        """Store what the step needs of blocks; each rank computes a share of the blocks for all ranks."""
+        if self._ranks.size == 1:
+            for state, group, sums in due:
+                state.update(self._decomposed(state, group, sums.source.layout))
+            return
+        if not due:
+            return
+        owners = owners_of([state for state, _, _ in due], self._ranks.size)
+        own, error = self._ranks.attempt(
+            lambda: {
+                i: self._decomposed(state, group, sums.source.layout)
+                for i, (state, group, sums) in enumerate(due)
+                if owners[i] == self._ranks.rank
+            }
+        )
+        self._ranks.exchange(self.caller, error, [], due[0][0]["B"].device)
+        results = [
+            (own or {}).get(i) or self._zeros_for(state, sums.source.layout) for i, (state, _, sums) in enumerate(due)
+        ]
+        # A sum with the zeros of all other ranks sends every block in one operation.
+        self._ranks.sum_([each for result in results for each in result.values() if each is not None])
+        for (state, _, _), result in zip(due, results, strict=True):
+            state.update(result)
+
+    def _adjust(self, blocks: Sequence[tuple[State, Sums]], weights: Sequence[float]) -> None:
+        """Update states by the vectors of their blocks, with their weights in running averages."""
+
+    def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        blocks = {id(p): estimates[id(p)] for p in self._numbered if isinstance(estimates.get(id(p)), Sums)}
+        return {**estimates, **dict(zip(blocks, sums_of_ranks(list(blocks.values()), self._ranks), strict=True))}
 
     @property
     def _numbered(self) -> list[Tensor]:

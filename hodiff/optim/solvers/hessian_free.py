@@ -52,9 +52,13 @@ class NewtonCG(TruncatedNewtonOptimizer):
             the slope predicts, with one evaluation of the closure for each trial. If that fails, the parameters do not
             change. None takes the full step.
         maximize: Whether to ascend.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
+            has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -80,8 +84,9 @@ class NewtonCG(TruncatedNewtonOptimizer):
         cg_tolerance: float = 1e-6,
         line_search_fn: str | None = None,
         maximize: bool = False,
+        process_group: Any = None,
     ):
-        super().__init__(params, settings_in(locals()))
+        super().__init__(params, settings_in(locals()), process_group)
 
     def _models(self, returned: Any) -> list[LocalModel]:
         return [self.model(returned, self.reached(returned))]
@@ -145,12 +150,16 @@ class HessianFree(SolverOptimizer):
             the mean of the examples' squared gradients. D is estimated from eight gradients with random signs of
             examples. Outputs have examples along the first dimension, and the loss is the mean over examples. None for
             the identity.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
+            has a model of its own.
 
     Attributes:
         last: `HessianFreeStep` of the last step, or None.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -176,9 +185,10 @@ class HessianFree(SolverOptimizer):
         cg_tolerance: float = 1e-10,
         warm_start: float = 0.95,
         preconditioner: str | None = None,
+        process_group: Any = None,
     ):
         self.last: HessianFreeStep | None = None
-        super().__init__(params, settings_in(locals()))
+        super().__init__(params, settings_in(locals()), process_group)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -192,19 +202,22 @@ class HessianFree(SolverOptimizer):
             The loss before the step, without weight decay.
 
         Raises:
-            InputError: If there is no closure, or it does not return such a pair.
+            InputError: If there is no closure, or it does not return such a pair; or if ranks drift apart.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)
         assert closure is not None
-        self.require_dtypes()
         draw = RandomState(self.parameters())
-        returned = self.returned(closure)
-        model = self.model(returned, self.reached(returned))
+        (model,) = self.joined(*self._ranks.attempt(self._models, closure))
         model.require_finite()
         put_gradients(model.parameters, model.leaves(model.gradient))
-        self._search(model, NearbyValues(self, model.parameters, model.loss, closure, draw))
+        self._search(model, NearbyValues(self, model.parameters, model, closure, draw))
         return model.loss
+
+    def _models(self, closure: Closure) -> list[LocalModel]:
+        self.require_dtypes()
+        returned = self.returned(closure)
+        return [self.model(returned, self.reached(returned))]
 
     def _search(self, model: LocalModel, values: NearbyValues) -> None:
         damping, decay = self.setting("damping"), self.setting("weight_decay")

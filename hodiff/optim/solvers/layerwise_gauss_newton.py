@@ -41,9 +41,13 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
             of the decrease that the slope predicts. If that fails, the parameters do not change. None takes the full
             step.
         maximize: Whether to ascend.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
+            has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
+            process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -71,10 +75,11 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         cg_tolerance: float = 1e-6,
         line_search_fn: str | None = "backtracking",
         maximize: bool = False,
+        process_group: Any = None,
     ):
         self._adapts = damping is None
         damping = 1.0 if damping is None else damping
-        super().__init__(params, settings_in(locals()))
+        super().__init__(params, settings_in(locals()), process_group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_adapts": self._adapts}

@@ -25,6 +25,7 @@ from hodiff.optim.local_models import (
     outputs_and_loss,
     value_of,
 )
+from hodiff.optim.process_groups import Ranks, code_of, differ, mark_of
 from hodiff.optim.recorded_losses import explained
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
 from hodiff.recompute.lost_slopes import noting_operands
@@ -37,8 +38,13 @@ _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
 class SolverOptimizer(StochasticOptimizer):
     """Optimizer with one curvature matrix for all parameters."""
 
+    sharded_too = False
     # Settings that may differ between groups.
     _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
+
+    def __init__(self, params: Any, defaults: Group, process_group: Any):
+        self._ranks = Ranks(self.caller, process_group)
+        super().__init__(params, defaults)
 
     def setting(self, name: str) -> Any:
         """Return a setting of all groups; schedulers may change it in the first group."""
@@ -82,6 +88,39 @@ class SolverOptimizer(StochasticOptimizer):
         """Build the local model of a loss in some parameters, from the return value of a closure."""
         with explained(self.caller):
             return self.kind(self.caller, parameters, returned)
+
+    def joined(self, models: Sequence[LocalModel] | None, error: Exception | None) -> Sequence[LocalModel]:
+        """Make the models of this rank those of the mean loss of all ranks.
+
+        Args:
+            models: Models of this rank's loss, each in a part of the parameters.
+            error: Error that prevented them, if any.
+
+        Returns:
+            The models.
+
+        Raises:
+            InputError: If any rank has an error, or the ranks' parameters differ.
+        """
+        models = models or []
+        if self._ranks.size > 1:
+            own, numbers = self.parameters(), [0.0, 0.0]
+            if error is None:
+                indices = {id(p): i for i, p in enumerate(own)}
+                reached = code_of(indices[id(p)] for model in models for p in model.parameters)
+                numbers = [mark_of(own), reached]
+            rows = self._ranks.exchange(self.caller, error, numbers, own[0].device)
+            self.require_equal(rows[:, :1])
+            if differ(rows[:, 1:]):
+                raise InputError(
+                    f"{self.caller}: closure: expected losses of all ranks that depend on the same parameters, got "
+                    "different parameters; use every parameter in the loss of every rank, for instance times zero."
+                )
+            for model in models:
+                model.join(self._ranks)
+        elif self._ranks.watched:
+            self._watch([model.gradient for model in models], float(models[0].loss))
+        return models
 
     @property
     def kind(self) -> type[LocalModel]:
@@ -127,21 +166,30 @@ class NearbyValues:
         self,
         optimizer: SolverOptimizer,
         parameters: Sequence[Tensor],
-        loss: Tensor,
+        model: LocalModel,
         closure: Closure,
         draw: RandomState,
     ):
         self._optimizer, self._parameters, self._closure, self._draw = optimizer, parameters, closure, draw
+        self._ranks = model.ranks
         self._held_modules = modules_in(closure)
         self._decay = optimizer.setting("weight_decay")
         self._sign = -1.0 if optimizer.param_groups[0].get("maximize") else 1.0
         self._places = [p.clone() for p in parameters]
         self.count = 0
-        self.start = self._sign * float(loss) + self._penalty()
+        self.start = self._sign * float(model.loss) + self._penalty()
 
     def __call__(self, steps: Sequence[Tensor]) -> float:
         """Evaluate the function after a step, times the learning rates."""
         self.count += 1
+        value, error = self._ranks.attempt(self._own_value, steps)
+        if self._ranks.size > 1:
+            rows = self._ranks.exchange(self._optimizer.caller, error, [value or 0.0], self._places[0].device)
+            return float(rows.mean())
+        assert value is not None
+        return value
+
+    def _own_value(self, steps: Sequence[Tensor]) -> float:
         self._optimizer.add(steps, self._parameters)
         try:
             with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):

@@ -84,12 +84,12 @@ _LEAST_DESCENT, _HALVINGS = 1e-4, 30
 class TruncatedNewtonOptimizer(SolverOptimizer):
     """Optimizer whose step consists of approximate solutions of linear systems."""
 
-    def __init__(self, params: Any, defaults: Group):
+    def __init__(self, params: Any, defaults: Group, process_group: Any):
         require_choice(self.caller, "line_search_fn", defaults["line_search_fn"], (BACKTRACKING,), optional=True)
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, process_group)
 
     @abstractmethod
-    def _models(self, returned: Any) -> list[LocalModel]:
+    def _models(self, returned: Any) -> Sequence[LocalModel]:
         """Build local models of the loss, each in a part of the parameters, from the closure's return value."""
 
     @torch.no_grad()
@@ -106,13 +106,13 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, or its return value is invalid.
+            InputError: If there is no closure, or its return value is invalid; or if ranks drift apart.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)
         assert closure is not None
         draw = RandomState(self.parameters())
-        models = self._models(self.returned(closure))
+        models = self.joined(*self._ranks.attempt(lambda: self._models(self.returned(closure))))
         parameters = [p for model in models for p in model.parameters]
         for model in models:
             model.require_finite()
@@ -123,7 +123,7 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         if self.setting("line_search_fn") is None:
             self.add(steps, parameters)
         else:
-            values = NearbyValues(self, parameters, models[0].loss, closure, draw)
+            values = NearbyValues(self, parameters, models[0], closure, draw)
             gain = self._search(steps, values, parameters)
             self._trust(gain, sum(promised for _, promised in solutions))
         return models[0].loss

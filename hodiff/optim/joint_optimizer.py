@@ -1,0 +1,112 @@
+"""Base class of optimizers for the mean loss of several ranks: exchange of numbers, and averaged gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hodiff.errors import InputError
+from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
+from hodiff.optim.replicas import Replicas
+
+
+class JointOptimizer(Optimizer):
+    """Optimizer for the mean loss of the ranks of a process group, or of a single rank."""
+
+    # Ranks over which losses are averaged.
+    _ranks: Ranks = ALONE
+    _replicas: Replicas
+    # Number of calls of `exchanged`.
+    _exchanges = 0
+
+    @property
+    def caller(self) -> str:
+        """Name of the optimizer in error messages."""
+        return type(self).__name__
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups that require a gradient."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
+        """Exchange errors, losses and marks of parameters and gradients with the other ranks.
+
+        Args:
+            error: Error of this rank, if any.
+            loss: Loss of this rank, or None.
+            *more: Further numbers.
+
+        Returns:
+            Matrix with a row for each rank: the loss, code of the parameters with gradients, mark of gradients, and
+            further numbers.
+
+        Raises:
+            InputError: If any rank has an error, or their parameters differ.
+        """
+        self._exchanges += 1
+        parameters = self.parameters()
+        numbers = [0.0] * 5
+        if error is None:
+            have = [i for i, p in enumerate(parameters) if p.grad is not None]
+            gradients = [parameters[i].grad for i in have]
+            number = float(loss) if isinstance(loss, Tensor) else 0.0
+            numbers = [number, float(loss is None), code_of(have), mark_of([g for g in gradients if g is not None])]
+            # Powers of two: parameters differ from the start, or by a mistake that stays.
+            numbers.append(0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters))
+        device = parameters[0].device if parameters else torch.device("cpu")
+        rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
+        self.require_equal(rows[:, 4:5])
+        if differ(rows[:, 1:2]):
+            raise InputError(
+                f"{self.caller}: step: expected a closure on all ranks or on none, got one on some of the ranks."
+            )
+        return torch.cat([rows[:, :1], rows[:, 2:4], rows[:, 5:]], dim=1)
+
+    def require_equal(self, marks: Tensor) -> None:
+        """Raise unless the marks of all ranks' parameters are equal."""
+        if differ(marks):
+            raise InputError(
+                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
+                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
+            )
+
+    def average_gradients(self, rows: Tensor) -> None:
+        """Average gradients over the ranks, unless they are equal already, as those of DistributedDataParallel are.
+
+        Args:
+            rows: Result of `exchanged`.
+        """
+        parameters = self.parameters()
+        if differ(rows[:, 1:2]):
+            # A parameter without gradient on this rank only does not occur in its loss.
+            found = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+            self._ranks.sum_([found])
+            for parameter, number in zip(parameters, found.tolist(), strict=True):
+                if number and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        if differ(rows[:, 1:3]):
+            self._ranks.mean_([p.grad for p in parameters if p.grad is not None])
+
+    @staticmethod
+    def mean_loss(loss: Any, rows: Tensor) -> Any:
+        """Return the mean of the ranks' losses, or None without losses."""
+        return None if loss is None else torch.full_like(loss, float(rows[:, 0].mean()))
+
+    def _watch(self, found: Sequence[Tensor], loss: float) -> None:
+        """Raise if other ranks train the same model with other data, without a process group."""
+        # Optimizers from older pickles have no notes.
+        if "_replicas" not in vars(self):
+            self._replicas = Replicas()
+        self._replicas.watch(
+            self.caller,
+            self.parameters(),
+            [each for each in found if each.is_floating_point() or each.is_complex()],
+            loss,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks": self._ranks}

@@ -1,0 +1,41 @@
+"""Factors of the mean loss of several ranks, and the ranks that decompose them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hodiff.optim.kfac.seen_layers import Sums
+from hodiff.optim.process_groups import Ranks
+
+
+def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks) -> list[Sums]:
+    """Return the sums over the examples of all ranks; vectors remain those of this rank."""
+    inputs = [None if each.inputs is None else each.inputs.clone() for each in blocks]
+    gradients = [each.gradients.clone() for each in blocks]
+    counts = torch.tensor([each.count for each in blocks], device=gradients[0].device)
+    ranks.sum_([counts, *gradients, *(each for each in inputs if each is not None)])
+    # The mean loss divides the gradients of each rank's examples by the number of ranks.
+    return [
+        replace(
+            own,
+            inputs=a,
+            count=1 if a is None else count,
+            gradients=g / ranks.size,
+            vectors=tuple((x, y * ranks.size**-0.5) for x, y in own.vectors),
+        )
+        for own, a, count, g in zip(blocks, inputs, counts.tolist(), gradients, strict=True)
+    ]
+
+
+def owners_of(states: Sequence[Mapping[str, Any]], ranks: int) -> list[int]:
+    """Assign each block to a rank, the largest blocks first, to the rank with the least work."""
+    costs = [sum(float(each.shape[-1]) ** 3 for each in (state["A"], state["B"])) for state in states]
+    owners, work = [0] * len(states), [0.0] * ranks
+    for i in sorted(range(len(states)), key=lambda i: -costs[i]):
+        owners[i] = work.index(min(work))
+        work[owners[i]] += costs[i]
+    return owners

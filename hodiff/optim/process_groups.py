@@ -1,0 +1,189 @@
+"""Ranks of a process group whose losses an optimizer averages: means of tensors, and numbers and errors of all ranks.
+
+Marks of tensors, by which ranks recognise that their tensors differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hodiff.common.complex_numbers import as_real
+from hodiff.errors import InputError
+from hodiff.operators.data.distributed import rank_in, require_group, size_of
+
+R = TypeVar("R")
+
+# Value of `process_group` for a model that each rank trains on its own.
+LOCAL = "local"
+# Number of elements that are sent together, which bounds the temporary memory.
+_BUCKET = 2**24
+# Number of elements below which tensors are joined to compute their mark.
+_SMALL = 2**16
+# Number of random weights of a mark.
+_WEIGHTS = 2**12
+
+
+class Ranks:
+    """The ranks of a process group; a single rank if the group is None.
+
+    Attributes:
+        size: Number of ranks.
+        rank: This process's rank in the group.
+        watched: Whether the user named no group, so that other ranks may train the same model without its knowledge.
+    """
+
+    def __init__(self, caller: str, process_group: Any = LOCAL):
+        self.watched = process_group is None
+        self.group = None if isinstance(process_group, str) and process_group == LOCAL else process_group
+        if self.group is not None:
+            _require_type(caller, self.group)
+            require_group(caller, "process_group", self.group)
+        self.size, self.rank = size_of(self.group), rank_in(self.group)
+
+    def attempt(self, work: Callable[..., R], *args: Any) -> tuple[R | None, Exception | None]:
+        """Do this rank's part; return its result, or the error that `exchange` announces to the other ranks."""
+        try:
+            return work(*args), None
+        except Exception as error:
+            if self.size == 1:
+                raise
+            return None, error
+
+    def exchange(self, caller: str, error: Exception | None, numbers: Sequence[float], device: torch.device) -> Tensor:
+        """Return the numbers of all ranks, (ranks, len(numbers)); raise if a rank has an error."""
+        own = torch.tensor([float(error is not None), *numbers], dtype=torch.float64, device=device)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(rows, own, group=self.group)
+        if error is not None:
+            raise error
+        found = torch.stack(rows).cpu()
+        failed = found[:, 0].nonzero().flatten().tolist()
+        if failed:
+            raise InputError(
+                f"{caller}: step: expected every rank to compute its part, got an error on rank {failed[0]}; see the "
+                "error message there. Parameters have not changed."
+            )
+        return found[:, 1:]
+
+    def gather(self, number: int, device: torch.device) -> list[int]:
+        """Return a number of each rank."""
+        if self.size == 1:
+            return [number]
+        return [int(each) for each in self.exchange("", None, [number], device)[:, 0].tolist()]
+
+    def sum_(self, tensors: Iterable[Tensor]) -> None:
+        """Replace tensors by their sums over the ranks."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(tensors):
+            # A conjugate view would be copied, and its sum lost.
+            flat = torch.cat([each.reshape(-1) for each in bucket]).resolve_conj()
+            dist.all_reduce(as_real(flat), group=self.group)
+            for tensor, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def mean_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the ranks."""
+        if self.size == 1:
+            return
+        self.sum_(tensors)
+        for tensor in tensors:
+            tensor.div_(self.size)
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.group is not None:
+            raise InputError(
+                "pickle: process_group: expected an optimizer without one, got an optimizer over "
+                f"{self.size} ranks; save optimizer.state_dict() instead."
+            )
+        return Ranks, ("", None if self.watched else LOCAL)
+
+
+ALONE = Ranks("")
+
+
+def mark_of(tensors: Sequence[Tensor]) -> float:
+    """Return a sum of all elements with random weights, by which two ranks recognise equal tensors."""
+    kinds: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        flat = as_real(tensor.detach()).reshape(-1)
+        # A call costs more than the copy of a small tensor.
+        kinds[(flat.dtype, flat.device) if flat.numel() < _SMALL else id(tensor)].append(flat)
+    joined = [each[0] if len(each) == 1 else torch.cat(each) for each in kinds.values()]
+    sums = [_weighted_sum(each).double() for each in joined if each.numel()]
+    return float(_weighted_sum(torch.stack([each.to(sums[0].device) for each in sums]))) if sums else 0.0
+
+
+def norm_of_all(tensors: Sequence[Tensor]) -> float:
+    """Return the norm of all elements."""
+    parts = [as_real(each.detach()) for each in tensors]
+    norms = [torch.linalg.vector_norm(each, dtype=_wide(each)).double() for each in parts]
+    return float(torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))) if norms else 0.0
+
+
+def differ(rows: Tensor) -> bool:
+    """Whether the numbers of any rank differ from those of the first; NaN differs from everything."""
+    return not bool((rows == rows[0]).all())
+
+
+def code_of(numbers: Iterable[int]) -> int:
+    """Return a checksum of numbers, which float64 represents exactly."""
+    return zlib.crc32(repr(list(numbers)).encode())
+
+
+def _require_type(caller: str, process_group: Any) -> None:
+    kinds: tuple[Any, ...] = (dist.ProcessGroup,) if dist.is_available() else ()
+    outside = dist.is_available() and process_group is dist.GroupMember.NON_GROUP_MEMBER
+    if not isinstance(process_group, kinds) and not outside:
+        raise InputError(
+            f"{caller}: process_group: expected a process group of torch.distributed, 'local' or None, got "
+            f"{process_group!r}; pass torch.distributed.group.WORLD to train one model on all ranks."
+        )
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group tensors of one dtype and device that are sent together."""
+    kinds: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        kinds[tensor.dtype, tensor.device].append(tensor)
+    for alike in kinds.values():
+        bucket: list[Tensor] = []
+        for tensor in alike:
+            if bucket and sum(each.numel() for each in bucket) + tensor.numel() > _BUCKET:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
+
+
+def _weighted_sum(flat: Tensor) -> Tensor:
+    # 16 bits would round the differences away.
+    flat = flat.to(_wide(flat))
+    while len(flat) > 1:
+        weights = _random_weights(flat.dtype, flat.device)
+        whole = len(flat) // _WEIGHTS * _WEIGHTS
+        rest = flat[whole:]
+        flat = torch.cat([flat[:whole].view(-1, _WEIGHTS) @ weights, (rest @ weights[: len(rest)])[None]])
+        flat = flat[:-1] if whole and not len(rest) else flat
+    return flat[0]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+@functools.cache
+def _random_weights(dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(2**31 - 1)
+    return torch.randn(_WEIGHTS, generator=generator, dtype=torch.float64).to(device, dtype)
