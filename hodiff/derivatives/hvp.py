@@ -74,12 +74,23 @@ def hvp(
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
     require_route("hvp", route)
-    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True)
+    function = bind(
+        "hvp",
+        f,
+        (x, *args),
+        name="x",
+        has_aux=has_aux,
+        correct=correct,
+        complex_too=True,
+        jagged_too=True,
+        sharded_too=True,
+    )
     primals = function.leaves
     tangents = function.tangents(v)
     plain = only_reverse_mode()
 
     def attempt(name: str) -> tuple[Leaves, PyTree]:
+        function.require_route(name)
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents)
             return recorded.product(tangents), recorded.aux

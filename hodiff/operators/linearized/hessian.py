@@ -136,11 +136,19 @@ class HessianOperator(CurvatureOperator):
 
     def block(self, names: str | Sequence[str]) -> HessianOperator:
         """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""
+        self.domain.require_whole("block", "an operator whose x has only these parameters")
         return restrict(self, names, ("f",))
 
     def _bound(self, leaves: Leaves, args: tuple[Any, ...]) -> BoundFunction:
         return bind(
-            "HessianOperator", self.f, (self._tree(leaves), *args), name="x", correct=self.correct, complex_too=True
+            "HessianOperator",
+            self.f,
+            (self._tree(leaves), *args),
+            name="x",
+            correct=self.correct,
+            complex_too=True,
+            sharded_too=True,
+            weight=self._weight,
         )
 
     def _value(self, args: tuple[Any, ...]) -> Tensor:
@@ -151,6 +159,7 @@ class HessianOperator(CurvatureOperator):
         function = self._bound(self.leaves, args)
 
         def attempt(name: str) -> Linearization:
+            function.require_route(name)
             return _RecordedHessian(function) if name == ROUTES[0] else self._routed(function, name)
 
         return follow(self.route, "HessianOperator", attempt)

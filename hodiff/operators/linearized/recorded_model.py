@@ -37,11 +37,13 @@ class RecordedModel:
         outputs: Leaves of the model's result, detached.
         spec: Structure of the result.
         bytes_each: Bytes of intermediate results for one vector.
+        weight: Weight of this rank's outputs among those of all ranks.
     """
 
     # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
     @torch.enable_grad()
     def __init__(self, function: BoundFunction, recording: Recording[tuple[PyTree, PyTree]] | None = None):
+        self.weight = 1.0 if function.sharded is None else function.sharded.own_weight
         mode = Corrections(lean=True, many=True)
         recording = recording or Recording(
             lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves]

@@ -1,0 +1,215 @@
+"""Modules under `fully_shard`, run as functions of the shards of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from hodiff.distributed.layouts import Layout, is_distributed
+from hodiff.distributed.linear_maps import gather
+from hodiff.errors import InputError
+from hodiff.torch_internals.fully_sharded import (
+    data_mesh_of,
+    is_fully_sharded,
+    offloads,
+    precision_of,
+    without_hooks,
+)
+from hodiff.torch_internals.modules import parameters_by_name
+from hodiff.torch_internals.tensors import without_memory
+from hodiff.torch_internals.threads import one_thread_at_a_time
+
+# Reads of a tensor that need no numbers.
+_FORM = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_sparse", "is_meta", "is_nested"}
+_FORM |= {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size", "__len__"}
+
+
+class ShardedParameter(Tensor):
+    """Stand-in for a sharded parameter: its form is known, and any torch function receives the gathered tensor."""
+
+    shard: Tensor
+    layout_on_mesh: Layout
+
+    @staticmethod
+    def __new__(cls: type[ShardedParameter], shard: Tensor, layout: Layout) -> ShardedParameter:
+        """Create the stand-in; nothing is gathered yet."""
+        made = without_memory(cls, shard, layout.shape)
+        made.shard, made.layout_on_mesh = shard, layout
+        return made
+
+    def full_tensor(self) -> Tensor:
+        """Gather the parameter, as `DTensor.full_tensor` does."""
+        return gather(self.shard, self.layout_on_mesh)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function with the gathered tensors."""
+        name = getattr(func, "__name__", "")
+        if (getattr(func.__self__, "__name__", "") if name == "__get__" else name) in _FORM:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        args, kwargs = _whole((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Raise, because no function may see a stand-in as a tensor."""
+        raise InputError(
+            f"f: expected functions of torch on the parameters of a fully sharded module, got {func} on a part that is "
+            "not gathered; call full_tensor() of the parameter first."
+        )
+
+
+def _whole(tree: Any) -> Any:
+    return pytree.tree_map_only(ShardedParameter, ShardedParameter.full_tensor, tree)
+
+
+class FullyShardedModules:
+    """Modules under `fully_shard` that a function calls.
+
+    Args:
+        caller: The public function, for error messages.
+        modules: All modules that the function reaches.
+
+    Attributes:
+        mesh: The mesh over which parameters are sharded and data are split.
+    """
+
+    def __init__(self, caller: str, modules: Sequence[nn.Module]):
+        self._caller = caller
+        self._units = list(dict.fromkeys(part for each in modules for part in each.modules() if is_fully_sharded(part)))
+        meshes = [mesh for unit in self._units for mesh in data_mesh_of(unit)]
+        if len(set(meshes)) > 1:
+            raise InputError(
+                f"{caller}: f: expected modules that fully_shard splits over one device mesh, got {len(set(meshes))}; "
+                "call fully_shard with the same mesh for all modules."
+            )
+        if any(map(offloads, self._units)):
+            raise InputError(
+                f"{caller}: f: expected fully sharded parameters on the device of the mesh, got a CPUOffloadPolicy; "
+                "call fully_shard without offload_policy."
+            )
+        self.mesh = meshes[0] if meshes else None
+        self._slots = {unit: _slots_of(unit) for unit in self._units}
+
+    @property
+    def names(self) -> str:
+        """The types of the modules."""
+        return ", ".join(sorted({type(each).__name__ for each in self._units}))
+
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
+    @contextmanager
+    def running(self, given: Mapping[int, Tensor], layout_for: Callable[[Any], Layout]) -> Iterator[None]:
+        """Run within the context as functions of stand-ins.
+
+        Args:
+            given: Stand-ins by the id of the parameter for which they stand.
+            layout_for: Returns the layout of a parameter without a stand-in, which is a constant.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(one_thread_at_a_time())
+            known = set(map(id, self._units))
+            stack.callback(
+                register_module_forward_pre_hook(lambda module, _: self._require_known(module, known)).remove
+            )
+            for unit, slots in self._slots.items():
+                stack.enter_context(without_hooks(unit))
+                stack.enter_context(_exchanged(slots, lambda each: _stand_in(each, given, layout_for)))
+            for unit in self._units:
+                stack.enter_context(self._gathering(unit))
+            yield
+
+    def _require_known(self, module: nn.Module, known: set[int]) -> None:
+        if is_fully_sharded(module) and id(module) not in known:
+            raise InputError(
+                f"{self._caller}: f: expected every fully sharded module to be an argument of f or closed over by f, "
+                f"got a call of {type(module).__name__}, which f reaches otherwise; pass it as an argument."
+            )
+
+    @contextmanager
+    def _gathering(self, unit: nn.Module) -> Iterator[None]:
+        """Gather the parameters of a unit for the duration of each of its calls."""
+        calls: list[ExitStack] = []
+        precision = precision_of(unit)
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            memory: dict[int, Tensor] = {}
+
+            def whole(each: Any) -> Any:
+                if type(each) is not ShardedParameter:
+                    return each
+                if id(each) not in memory:
+                    memory[id(each)] = _cast(each.full_tensor(), precision.param_dtype)
+                return memory[id(each)]
+
+            calls.append(ExitStack())
+            calls[-1].enter_context(_exchanged(self._slots[unit], whole))
+            if precision.cast_forward_inputs:
+                args, kwargs = _cast((args, kwargs), precision.param_dtype)
+            return args, kwargs
+
+        def leave(_: nn.Module, args: Any, output: Any) -> Any:
+            if calls:
+                calls.pop().close()
+            return _cast(output, precision.output_dtype)
+
+        before = unit.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        after = unit.register_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            while calls:
+                calls.pop().close()
+
+
+def _cast(tree: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None:
+        return tree
+
+    def cast(each: Tensor) -> Tensor:
+        return each.to(dtype) if each.is_floating_point() else each
+
+    return pytree.tree_map_only(Tensor, cast, tree)
+
+
+def _slots_of(unit: nn.Module) -> list[tuple[Any, str]]:
+    """Return the places of all parameters of a unit, except those of units inside of it."""
+    slots: list[tuple[Any, str]] = []
+    stack = [unit]
+    while stack:
+        module = stack.pop()
+        own = parameters_by_name(module)
+        slots += [(own, name) for name, each in own.items() if each is not None]
+        stack += [each for each in module.children() if not is_fully_sharded(each)]
+    return slots
+
+
+@contextmanager
+def _exchanged(slots: Sequence[tuple[Any, str]], exchange: Callable[[Any], Any]) -> Iterator[None]:
+    held = [own[name] for own, name in slots]
+    try:
+        for (own, name), each in zip(slots, held, strict=True):
+            own[name] = exchange(each)
+        yield
+    finally:
+        for (own, name), each in zip(slots, held, strict=True):
+            own[name] = each
+
+
+def _stand_in(parameter: Any, given: Mapping[int, Tensor], layout_for: Callable[[Any], Layout]) -> Any:
+    if id(parameter) in given:
+        return given[id(parameter)]
+    if not is_distributed(parameter):
+        return parameter
+    return ShardedParameter(parameter.detach().to_local(), layout_for(parameter))
