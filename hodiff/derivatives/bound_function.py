@@ -34,6 +34,7 @@ from hodiff.corrections import Corrections
 from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
 from hodiff.distributed.points import ShardedPoint
+from hodiff.distributed.regathering import saving_shards
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import modules_in
 from hodiff.routes import ROUTES
@@ -179,6 +180,11 @@ class BoundFunction:
 
     def _joined(self, leaves: Sequence[Any]) -> list[Any]:
         return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
+
+    def recorded(self, record: Callable[[], R]) -> R:
+        """Run code that records a graph of the function, which saves shards in place of gathered parameters."""
+        gathers = self.sharded is not None and self.sharded.modules is not None
+        return saving_shards(record) if gathers and not in_transform() else record()
 
     def require_route(self, route: str) -> None:
         """Raise if sharded leaves do not support a route."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch.utils import _pytree as pytree
 
 from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.linear_maps import gather
+from hodiff.distributed.regathering import saved_by_shard
 from hodiff.errors import InputError
 from hodiff.torch_internals.fully_sharded import (
     data_mesh_of,
     is_fully_sharded,
+    is_gathered,
     offloads,
     precision_of,
     without_hooks,
@@ -45,7 +48,14 @@ class ShardedParameter(Tensor):
 
     def full_tensor(self) -> Tensor:
         """Gather the parameter, as `DTensor.full_tensor` does."""
-        return gather(self.shard, self.layout_on_mesh)
+        return saved_by_shard(gather(self.shard, self.layout_on_mesh), self.shard, self.layout_on_mesh)
+
+    def full_tensor_in(self, dtype: torch.dtype | None) -> Tensor:
+        """Gather the parameter, and convert it to the dtype of a mixed precision policy."""
+        if dtype in (None, self.shard.dtype):
+            return self.full_tensor()
+        whole = gather(self.shard, self.layout_on_mesh).to(dtype)
+        return saved_by_shard(whole, self.shard, self.layout_on_mesh)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,6 +74,19 @@ class ShardedParameter(Tensor):
         raise InputError(
             f"f: expected functions of torch on the parameters of a fully sharded module, got {func} on a part that is "
             "not gathered; call full_tensor() of the parameter first."
+        )
+
+
+# Whether fully sharded modules run as functions of their shards.
+_running: ContextVar[bool] = ContextVar("running", default=False)
+
+
+def refuse_checkpoint(name: str) -> None:
+    """Raise where fully sharded modules run, because a checkpoint would run again with other parameters."""
+    if _running.get():
+        raise InputError(
+            f"{name}: f: expected fully sharded modules without activation checkpointing, which hodiff does not support "
+            "for their derivatives, got a call of it; switch it off, because gathered parameters are not stored anyway."
         )
 
 
@@ -98,11 +121,35 @@ class FullyShardedModules:
             )
         self.mesh = meshes[0] if meshes else None
         self._slots = {unit: _slots_of(unit) for unit in self._units}
+        self._all_slots = (
+            list(
+                {
+                    (id(own), name): (own, name)
+                    for each in modules
+                    for part in each.modules()
+                    for own in (parameters_by_name(part),)
+                    for name in own
+                }.values()
+            )
+            if self._units
+            else []
+        )
 
     @property
     def names(self) -> str:
         """The types of the modules."""
         return ", ".join(sorted({type(each).__name__ for each in self._units}))
+
+    def shard(self, leaves: Sequence[Any]) -> None:
+        """Shard modules that a forward pass has left gathered; raise if a leaf is a gathered parameter."""
+        gathered: list[Any] = [unit for unit in self._units if is_gathered(unit)]
+        if gathered and any(isinstance(each, nn.Parameter) and not is_distributed(each) for each in leaves):
+            raise InputError(
+                f"{self._caller}: x: expected the parameters of sharded modules, got parameters that a forward "
+                "pass has left gathered; call reshard() of the modules under fully_shard, then take their named_parameters()."
+            )
+        for unit in gathered:
+            unit.reshard()
 
     def __bool__(self) -> bool:
         return bool(self._units)
@@ -117,13 +164,14 @@ class FullyShardedModules:
         """
         with ExitStack() as stack:
             stack.enter_context(one_thread_at_a_time())
+            stack.callback(_running.reset, _running.set(True))
             known = set(map(id, self._units))
             stack.callback(
                 register_module_forward_pre_hook(lambda module, _: self._require_known(module, known)).remove
             )
-            for unit, slots in self._slots.items():
+            stack.enter_context(_exchanged(self._all_slots, lambda each: _stand_in(each, given, layout_for)))
+            for unit in self._units:
                 stack.enter_context(without_hooks(unit))
-                stack.enter_context(_exchanged(slots, lambda each: _stand_in(each, given, layout_for)))
             for unit in self._units:
                 stack.enter_context(self._gathering(unit))
             yield
@@ -148,7 +196,7 @@ class FullyShardedModules:
                 if type(each) is not ShardedParameter:
                     return each
                 if id(each) not in memory:
-                    memory[id(each)] = _cast(each.full_tensor(), precision.param_dtype)
+                    memory[id(each)] = each.full_tensor_in(precision.param_dtype)
                 return memory[id(each)]
 
             calls.append(ExitStack())

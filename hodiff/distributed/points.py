@@ -57,6 +57,7 @@ class ShardedPoint:
         given = tuple(getattr(each, "stands_for", each) for each in leaves)
         if not found or found.mesh is None:
             return cls(tuple(layouts), given, None)
+        found.shard(given)
         mesh = found.mesh
         laid = [
             Layout.replicated(mesh, each.shape) if layout is None else _over(mesh, layout, caller)

@@ -23,6 +23,11 @@ def data_mesh_of(module: Any) -> list[Any]:
     return [group.mesh_info.mesh for group in module._get_fsdp_state()._fsdp_param_groups]
 
 
+def is_gathered(module: Any) -> bool:
+    """Whether the parameters of a fully sharded module are gathered."""
+    return any(group.is_unsharded for group in module._get_fsdp_state()._fsdp_param_groups)
+
+
 def precision_of(module: Any) -> Any:
     """Return the mixed precision policy of a fully sharded module."""
     return module._get_fsdp_state()._mp_policy
