@@ -22,10 +22,11 @@ def assert_ranks_agree(script: Path, folder: Path, count: int) -> None:
 
 def run_ranks(script: Path, folder: Path, count: int) -> list[tuple[int, str]]:
     """Run all ranks, and return the exit status and the output of each."""
+    path = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), folder / "rendezvous", str(count)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -190,7 +190,7 @@ class BoundFunction:
         """Raise if sharded leaves do not support a route."""
         if self.sharded is None or route == ROUTES[0]:
             return
-        if self.sharded.modules is None:
+        if not self.sharded.forward_too:
             raise InputError(
                 f"{self.caller}: route: expected 'reverse-over-reverse' for a function of DTensors, of which torch has "
                 f"no forward mode, got {route!r}; use that route."

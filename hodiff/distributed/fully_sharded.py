@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from hodiff.distributed.layouts import Layout, is_distributed
-from hodiff.distributed.linear_maps import gather
+from hodiff.distributed.linear_maps import as_dtensor, gather
 from hodiff.distributed.regathering import saved_by_shard
 from hodiff.errors import InputError
 from hodiff.torch_internals.fully_sharded import (
@@ -48,14 +48,16 @@ class ShardedParameter(Tensor):
 
     def full_tensor(self) -> Tensor:
         """Gather the parameter, as `DTensor.full_tensor` does."""
-        return saved_by_shard(gather(self.shard, self.layout_on_mesh), self.shard, self.layout_on_mesh)
+        return self.full_tensor_in(None)
 
     def full_tensor_in(self, dtype: torch.dtype | None) -> Tensor:
         """Gather the parameter, and convert it to the dtype of a mixed precision policy."""
-        if dtype in (None, self.shard.dtype):
-            return self.full_tensor()
-        whole = gather(self.shard, self.layout_on_mesh).to(dtype)
-        return saved_by_shard(whole, self.shard, self.layout_on_mesh)
+        whole = gather(self.shard, self.layout_on_mesh)
+        if dtype is not None:
+            whole = whole.to(dtype)
+        saved_by_shard(whole, self.shard, self.layout_on_mesh)
+        rest = self.layout_on_mesh.rest
+        return whole if rest is None else as_dtensor(whole, rest)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,8 +87,8 @@ def refuse_checkpoint(name: str) -> None:
     """Raise where fully sharded modules run, because a checkpoint would run again with other parameters."""
     if _running.get():
         raise InputError(
-            f"{name}: f: expected fully sharded modules without activation checkpointing, which hodiff does not support "
-            "for their derivatives, got a call of it; switch it off, because gathered parameters are not stored anyway."
+            f"{name}: f: expected fully sharded modules without activation checkpointing, which hodiff does not "
+            "support for their derivatives, got a call of it; switch it off: graphs store no gathered parameters."
         )
 
 
@@ -145,8 +147,8 @@ class FullyShardedModules:
         gathered: list[Any] = [unit for unit in self._units if is_gathered(unit)]
         if gathered and any(isinstance(each, nn.Parameter) and not is_distributed(each) for each in leaves):
             raise InputError(
-                f"{self._caller}: x: expected the parameters of sharded modules, got parameters that a forward "
-                "pass has left gathered; call reshard() of the modules under fully_shard, then take their named_parameters()."
+                f"{self._caller}: x: expected the parameters of sharded modules, got parameters that a forward pass "
+                "left gathered; call reshard() of the modules under fully_shard, then take named_parameters()."
             )
         for unit in gathered:
             unit.reshard()
@@ -165,23 +167,13 @@ class FullyShardedModules:
         with ExitStack() as stack:
             stack.enter_context(one_thread_at_a_time())
             stack.callback(_running.reset, _running.set(True))
-            known = set(map(id, self._units))
-            stack.callback(
-                register_module_forward_pre_hook(lambda module, _: self._require_known(module, known)).remove
-            )
+            stack.enter_context(refusing_others(self._caller, self._units))
             stack.enter_context(_exchanged(self._all_slots, lambda each: _stand_in(each, given, layout_for)))
             for unit in self._units:
                 stack.enter_context(without_hooks(unit))
             for unit in self._units:
                 stack.enter_context(self._gathering(unit))
             yield
-
-    def _require_known(self, module: nn.Module, known: set[int]) -> None:
-        if is_fully_sharded(module) and id(module) not in known:
-            raise InputError(
-                f"{self._caller}: f: expected every fully sharded module to be an argument of f or closed over by f, "
-                f"got a call of {type(module).__name__}, which f reaches otherwise; pass it as an argument."
-            )
 
     @contextmanager
     def _gathering(self, unit: nn.Module) -> Iterator[None]:
@@ -219,6 +211,25 @@ class FullyShardedModules:
             after.remove()
             while calls:
                 calls.pop().close()
+
+
+@contextmanager
+def refusing_others(caller: str, units: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Raise within the context if a fully sharded module is called that is not one of some units."""
+    known = set(map(id, units))
+
+    def require_known(module: nn.Module, _: Any) -> None:
+        if is_fully_sharded(module) and id(module) not in known:
+            raise InputError(
+                f"{caller}: f: expected every fully sharded module to be an argument of f or closed over by f, got a "
+                f"call of {type(module).__name__}, which f reaches otherwise; pass it as an argument."
+            )
+
+    hook = register_module_forward_pre_hook(require_known)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _cast(tree: Any, dtype: torch.dtype | None) -> Any:

@@ -60,6 +60,24 @@ class Layout:
 
         return tuple(Partial() if i in self.gathered else each for i, each in enumerate(self.placements))
 
+    def over(self, data_mesh: Any) -> Layout | None:
+        """Return the layout gathered over a mesh that is this mesh or a part of it; None if it is neither."""
+        if self.mesh == data_mesh:
+            return self
+        names, wanted = self.mesh.mesh_dim_names or (), data_mesh.mesh_dim_names or ()
+        if not wanted or not set(wanted) <= set(names) or self.mesh[wanted] != data_mesh:
+            return None
+        return replace(self, gathered=tuple(names.index(each) for each in wanted))
+
+    @property
+    def rest(self) -> Layout | None:
+        """The layout of a gathered tensor on the other dimensions of the mesh; None if there is no other dimension."""
+        names = [each for i, each in enumerate(self.mesh.mesh_dim_names or ()) if i not in self.gathered]
+        if len(self.gathered) == self.mesh.ndim:
+            return None
+        placements = tuple(each for i, each in enumerate(self.placements) if i not in self.gathered)
+        return Layout(self.mesh[tuple(names)], placements, self.shape, tuple(range(len(names))))
+
     @property
     def everywhere(self) -> tuple[Any, ...]:
         """Placements of a tensor that every rank has."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hodiff.distributed.fully_sharded import FullyShardedModules, ShardedParameter
+from hodiff.distributed.fully_sharded import FullyShardedModules, ShardedParameter, refusing_others
 from hodiff.distributed.layouts import Layout, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
 from hodiff.errors import InputError
@@ -25,12 +25,14 @@ class ShardedPoint:
     is the mean over ranks, as in the gradient of `fully_shard`.
 
     Attributes:
+        caller: The public function, for error messages.
         layouts: The layout of each leaf; None for a leaf that is an ordinary tensor.
         given: The leaves as the caller passed them.
         modules: The fully sharded modules; None if the function computes with DTensors.
         weight: Weight of this rank's value in the sum over ranks; by default that of the mean.
     """
 
+    caller: str
     layouts: tuple[Layout | None, ...]
     given: tuple[Any, ...] = field(repr=False)
     modules: FullyShardedModules | None = field(repr=False)
@@ -56,14 +58,19 @@ class ShardedPoint:
         found = FullyShardedModules(caller, list(modules()))
         given = tuple(getattr(each, "stands_for", each) for each in leaves)
         if not found or found.mesh is None:
-            return cls(tuple(layouts), given, None)
+            return cls(caller, tuple(layouts), given, None)
         found.shard(given)
         mesh = found.mesh
         laid = [
             Layout.replicated(mesh, each.shape) if layout is None else _over(mesh, layout, caller)
             for each, layout in zip(leaves, layouts, strict=True)
         ]
-        return cls(tuple(laid), given, found)
+        return cls(caller, tuple(laid), given, found)
+
+    @property
+    def forward_too(self) -> bool:
+        """Whether torch has forward mode for what the function computes with: no DTensors."""
+        return self.modules is not None and all(each is None or each.rest is None for each in self.layouts)
 
     def require_dtensors(self, caller: str) -> None:
         """Raise if the function calls fully sharded modules, which only local parts support."""
@@ -112,7 +119,7 @@ class ShardedPoint:
     def running(self, arguments: Sequence[Any]) -> AbstractContextManager[None]:
         """Return a context in which fully sharded modules compute with the arguments."""
         if self.modules is None:
-            return nullcontext()
+            return refusing_others(self.caller)
         mesh = self.modules.mesh
         given = {id(each): argument for each, argument in zip(self.given, arguments, strict=True)}
         return self.modules.running(given, lambda each: _over(mesh, Layout.of(each), "f"))
@@ -155,9 +162,10 @@ def _plain(tensor: Any) -> Tensor:
 
 def _over(mesh: Any, layout: Layout, caller: str) -> Layout:
     """Return a layout that is gathered over the mesh of fully sharded modules."""
-    if layout.mesh == mesh:
-        return layout
-    raise InputError(
-        f"{caller}: x: expected DTensors on the mesh of fully_shard, {mesh}, got one on {layout.mesh}; hodiff does not "
-        "support a fully sharded model that is parallel in another way as well."
-    )
+    found = layout.over(mesh)
+    if found is None:
+        raise InputError(
+            f"{caller}: x: expected DTensors on the mesh of fully_shard, {mesh}, or on a mesh that it is a part of, "
+            f"got one on {layout.mesh}; call fully_shard for all parameters with one dimension of that mesh."
+        )
+    return found

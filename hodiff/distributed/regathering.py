@@ -76,12 +76,11 @@ class _Graph:
 _graph: ContextVar[_Graph | None] = ContextVar("graph", default=None)
 
 
-def saved_by_shard(whole: Tensor, shard: Tensor, layout: Layout) -> Tensor:
-    """Note how a parameter was gathered, so that a graph that is being recorded saves its shard; return it."""
+def saved_by_shard(whole: Tensor, shard: Tensor, layout: Layout) -> None:
+    """Note how a parameter was gathered, so that a graph that is being recorded saves its shard."""
     graph = _graph.get()
     if graph is not None and not in_transform():
         graph.know(whole, Source(shard.detach(), layout, whole.dtype))
-    return whole
 
 
 def saving_shards(record: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ class Shards:
     """The leaves of a sharded vector: flat vectors hold the local part of each leaf, one after another.
 
     Attributes:
-        mesh: The device mesh of all leaves.
+        mesh: The device mesh of all leaves; some may lie on a part of it.
         layouts: The layout of each leaf; ordinary tensors count as replicated.
         given: The leaves of the tree from which the space was made.
     """
@@ -42,13 +42,14 @@ class Shards:
         if not any(map(is_distributed, leaves)):
             return None
         laid = [layout_of(each, "operator", f"leaf {i}") for i, each in enumerate(leaves) if is_distributed(each)]
-        meshes = {each.mesh for each in laid}
-        if len(meshes) > 1:
-            raise InputError(
-                f"operator: x: expected DTensors on one device mesh, got {len(meshes)} meshes; distribute all "
-                "parameters over one mesh, with Replicate on the dimensions that do not shard them."
-            )
-        mesh = laid[0].mesh
+        mesh = max((each.mesh for each in laid), key=lambda each: each.size())
+        ranks = set(mesh.mesh.flatten().tolist())
+        for each in laid:
+            if not set(each.mesh.mesh.flatten().tolist()) <= ranks:
+                raise InputError(
+                    f"operator: x: expected DTensors on one device mesh or parts of it, got {mesh} and {each.mesh}; "
+                    "distribute all parameters over one mesh, with Replicate on dimensions that do not shard them."
+                )
         layouts = tuple(
             Layout.of(each) if is_distributed(each) else Layout.replicated(mesh, each.shape) for each in leaves
         )
@@ -71,7 +72,9 @@ class Shards:
         expected = is_distributed(self.given[index])
         if is_distributed(leaf) != expected:
             return False
-        return not expected or (leaf.device_mesh == self.mesh and leaf.shape == self.layouts[index].shape)
+        return not expected or (
+            leaf.device_mesh == self.layouts[index].mesh and leaf.shape == self.layouts[index].shape
+        )
 
     def leaf(self, local: Tensor, index: int) -> Any:
         """Return a local part as a leaf of the tree; code that receives it may ask which leaf it stands for."""
@@ -88,7 +91,8 @@ class Shards:
 
     def weights(self, sizes: Sequence[int], like: Tensor) -> Tensor:
         """Return the share with which each local element counts, so that replicated elements count once: (n, 1)."""
-        shares = [1 / layout.copies for layout in self.layouts]
+        # A tensor on a part of the mesh has a copy on every other part.
+        shares = [layout.mesh.size() / (self.mesh.size() * layout.copies) for layout in self.layouts]
         parts = [like.new_full((size,), share) for size, share in zip(sizes, shares, strict=True)]
         return torch.cat([like.new_zeros(0), *parts])[:, None]
 

@@ -1,13 +1,12 @@
 """One rank, run by test_products.py: derivatives of sharded models equal those of the whole model in one process."""
 
-import sys
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from distributed.ranks import D, close, like, own, run
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,7 +15,6 @@ from torch.func import functional_call
 
 import hodiff
 
-D = torch.float64
 ROUTES = hodiff.ROUTES
 
 
@@ -52,11 +50,6 @@ TOKENS = torch.randint(7, (8, 4), generator=generator)
 CLASSES = torch.randint(7, (8, 4), generator=generator)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """This rank's examples."""
-    return tensor.chunk(dist.get_world_size())[dist.get_rank()]
-
-
 def energy(module: nn.Module) -> Any:
     return lambda p, t, c: F.cross_entropy(functional_call(module, p, (t,)).flatten(0, 1), c.flatten())
 
@@ -65,18 +58,9 @@ def called(module: nn.Module) -> Any:
     return lambda p, t, c: F.cross_entropy(module(t).flatten(0, 1), c.flatten())
 
 
-def close(found: dict[str, Any], expected: dict[str, Tensor]) -> None:
-    assert list(found) == list(expected)
-    for name, truth in expected.items():
-        torch.testing.assert_close(found[name].full_tensor(), truth, rtol=1e-12, atol=1e-12)
-
-
-def like(v: dict[str, Tensor], p: dict[str, Any]) -> dict[str, Any]:
-    return {name: distribute_tensor(v[name], each.device_mesh, each.placements) for name, each in p.items()}
-
-
-def plain_dtensors(mesh: Any) -> None:
+def plain_dtensors() -> None:
     """Parameters are DTensors, and the function computes with them."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     g = torch.Generator().manual_seed(2)
     whole = {
         name: torch.randn(shape, generator=g, dtype=D) for name, shape in (("a", (5, 3)), ("b", (3, 7)), ("c", (7,)))
@@ -125,7 +109,8 @@ def plain_dtensors(mesh: Any) -> None:
         hodiff.HessianOperator(f, p, data=[batch], process_group=dist.group.WORLD)
 
 
-def fully_sharded(mesh: Any) -> None:
+def fully_sharded() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = model()
     p = {name: each.detach() for name, each in whole.named_parameters()}
     v = {name: torch.randn(each.shape, generator=generator, dtype=D) for name, each in p.items()}
@@ -254,21 +239,5 @@ def near(found: Tensor, truth: Tensor) -> None:
     torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9)
 
 
-def main() -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{sys.argv[2]}",
-        rank=int(sys.argv[1]),
-        world_size=int(sys.argv[3]),
-        timeout=timedelta(seconds=120),
-    )
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    plain_dtensors(mesh)
-    fully_sharded(mesh)
-    dist.barrier()
-    sys.stdout.write("all agree")
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run(plain_dtensors, fully_sharded)

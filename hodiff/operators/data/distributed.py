@@ -68,12 +68,14 @@ class JointBatches:
     def __init__(self, caller: str, point: ShardedPoint, mesh: Any, process_group: Any):
         self._caller, self._mesh = caller, mesh
         self._fully = point.modules is not None
+        data_mesh: Any = mesh if point.modules is None else point.modules.mesh
         # Ranks of a fully sharded model have different data, and each product is the sum over ranks already.
         self.is_sum = self._fully and process_group is not None
+        self._data_mesh = data_mesh
         if process_group is None:
             return
         ranks, own = set(dist.get_process_group_ranks(process_group)), dist.get_rank()
-        on_mesh = set(mesh.mesh.flatten().tolist())
+        on_mesh = set(data_mesh.mesh.flatten().tolist())
         if self._fully and ranks != on_mesh:
             raise InputError(
                 f"{caller}: process_group: expected the ranks of the mesh of fully_shard, {sorted(on_mesh)}, got "
@@ -86,9 +88,10 @@ class JointBatches:
                 f"got {sorted(ranks)}; distribute the batches over the mesh, and omit process_group."
             )
 
-    def _reduced(self, numbers: list[float], operation: str) -> list[float]:
-        device = self._mesh.device_type
-        return reduce_over(self._mesh, torch.tensor(numbers, dtype=torch.float64, device=device), operation).tolist()
+    def _reduced(self, numbers: list[float], operation: str, mesh: Any = None) -> list[float]:
+        mesh = self._mesh if mesh is None else mesh
+        on_device = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type)
+        return reduce_over(mesh, on_device, operation).tolist()
 
     def least(self, number: int) -> int:
         """Return the least of the ranks' numbers."""
@@ -111,12 +114,14 @@ class JointBatches:
             InputError: If ranks have different numbers of batches, or other sizes without a process group.
         """
         own = Size() if size is None else size
-        present, divisor, factors = self._reduced([float(size is not None), own.divisor, own.factors], "SUM")
-        if present not in (0, int(self._mesh.size())):
+        present, divisor, factors = self._reduced(
+            [float(size is not None), own.divisor, own.factors], "SUM", self._data_mesh
+        )
+        if present not in (0, int(self._data_mesh.size())):
             raise InputError(
                 f"{self._caller}: data: expected the same number of batches that count on every rank, because ranks "
-                f"gather parameters together, got a batch on {present:g} of {self._mesh.size()} ranks; split the data "
-                "evenly, or leave out the last batches."
+                f"gather parameters together, got a batch on {present:g} of {self._data_mesh.size()} ranks; split the "
+                "data evenly, or leave out the last batches."
             )
         if size is None or self.is_sum:
             joint = Size(divisor, factors)
