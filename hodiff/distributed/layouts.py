@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.errors import InputError
+from hodiff.errors import InputError, RankError
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -104,6 +106,22 @@ class Layout:
         return DTensor.from_local(
             local.contiguous(), self.mesh, placements, run_check=False, shape=self.shape, stride=stride
         )
+
+
+@contextmanager
+def exchanging(what: str) -> Iterator[None]:
+    """Turn torch's errors of an exchange between ranks into a `RankError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise RankError(
+            f"{what}: expected all ranks of the device mesh to take part, and an exchange with them failed. Another "
+            "rank raised an error, stopped, or took another branch of the function: read its output first. torch says: "
+            f"{reason}."
+        ) from error
 
 
 def _moved(placement: Any) -> Any:

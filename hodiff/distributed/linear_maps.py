@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.distributed.layouts import Layout
+from hodiff.distributed.layouts import Layout, exchanging
 
 # `to_local` returns tensors that have not arrived yet, unless gradients are off and the move is awaited.
 _no_grad = torch.no_grad()
@@ -22,14 +22,16 @@ _no_grad = torch.no_grad()
 
 @_no_grad
 def _collect(shard: Tensor, layout: Layout) -> Tensor:
-    whole: Tensor = layout.dtensor(shard).redistribute(placements=layout.whole, async_op=False).to_local()
+    with exchanging("gathering a parameter"):
+        whole: Tensor = layout.dtensor(shard).redistribute(placements=layout.whole, async_op=False).to_local()
     return whole.view_as(whole)
 
 
 @_no_grad
 def _reduce(whole: Tensor, layout: Layout) -> Tensor:
     summed = layout.dtensor(whole, layout.summands)
-    shard: Tensor = summed.redistribute(placements=layout.placements, async_op=False).to_local()
+    with exchanging("adding up the results of ranks"):
+        shard: Tensor = summed.redistribute(placements=layout.placements, async_op=False).to_local()
     return shard.view_as(shard)
 
 

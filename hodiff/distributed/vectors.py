@@ -10,15 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import Layout, is_distributed, layout_of
+from hodiff.distributed.layouts import Layout, exchanging, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local
 from hodiff.errors import InputError
 
 
 def reduce_over(mesh: Any, tensor: Tensor, operation: str = "SUM") -> Tensor:
     """Reduce a tensor over all ranks of a mesh, in place."""
-    for dim in range(mesh.ndim):
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation), group=mesh.get_group(dim))
+    with exchanging("adding up the numbers of ranks"):
+        for dim in range(mesh.ndim):
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, operation), group=mesh.get_group(dim))
     return tensor
 
 

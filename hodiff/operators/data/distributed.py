@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hodiff.distributed.layouts import exchanging
 from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
@@ -47,8 +48,9 @@ def sum_over_ranks(total: Tensor, size: Size, process_group: Any) -> tuple[Tenso
         return total, size
     total = total.contiguous()
     sizes = torch.tensor([size.divisor, size.factors], dtype=torch.float64, device=total.device)
-    dist.all_reduce(total, group=process_group)
-    dist.all_reduce(sizes, group=process_group)
+    with exchanging("adding up the products of ranks"):
+        dist.all_reduce(total, group=process_group)
+        dist.all_reduce(sizes, group=process_group)
     return total, Size(*sizes.tolist())
 
 
