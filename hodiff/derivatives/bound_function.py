@@ -33,6 +33,7 @@ from hodiff.common.trees import (
 from hodiff.corrections import Corrections
 from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
+from hodiff.distributed.layouts import any_distributed
 from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.regathering import saving_shards
 from hodiff.errors import InputError
@@ -275,7 +276,7 @@ def bind(
     flat = [flatten_primals(args[position], caller, name or f"argument {position}", **also) for position in positions]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]
     sharded = None
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and any_distributed(leaves):
         sharded = ShardedPoint.of(caller, leaves, partial(modules_in, f, *args, *(kwargs or {}).values()))
         if sharded is not None and not sharded_too:
             sharded.require_dtensors(caller)

@@ -51,7 +51,10 @@ class RecordedGradient:
         numbers: bool = False,
         recording: Recording[tuple[Tensor, PyTree]] | None = None,
     ):
-        recording, gradient = function.recorded(lambda: self._record(function, tangents, recording))
+        if function.sharded is None:
+            recording, gradient = self._record(function, tangents, recording)
+        else:
+            recording, gradient = function.recorded(lambda: self._record(function, tangents, recording))
         value, aux = recording.result
         self.primals, self.connected = recording.operands, recording.connected
         if all(leaf is None for leaf in gradient):

@@ -190,7 +190,8 @@ def _evaluate(
     plain = only_reverse_mode()
 
     def attempt(name: str) -> SecondOrder:
-        function.require_route(name)
+        if function.sharded is not None:
+            function.require_route(name)
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents, numbers=True)
             return recorded.value, recorded.gradient, recorded.product(tangents), recorded.aux

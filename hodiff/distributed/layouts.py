@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,17 @@ def is_distributed(tensor: Any) -> bool:
     """Whether a value is a DTensor; False if the module of DTensors is not loaded."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def any_distributed(tensors: Iterable[Any]) -> bool:
+    """Whether a tensor is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return False
+    for each in tensors:  # noqa: SIM110 - an expression makes a Python call for each tensor
+        if isinstance(each, module.DTensor):
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.distributed.fully_sharded import FullyShardedModules, ShardedParameter, refusing_others
-from hodiff.distributed.layouts import Layout, is_distributed, layout_of
+from hodiff.distributed.layouts import Layout, any_distributed, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
 from hodiff.errors import InputError
 
@@ -50,7 +50,7 @@ class ShardedPoint:
         Returns:
             The point.
         """
-        if not any(map(is_distributed, leaves)):
+        if not any_distributed(leaves):
             return None
         layouts = [
             layout_of(each, caller, f"leaf {i}") if is_distributed(each) else None for i, each in enumerate(leaves)

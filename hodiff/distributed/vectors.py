@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import Layout, exchanging, is_distributed, layout_of
+from hodiff.distributed.layouts import Layout, any_distributed, exchanging, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local
 from hodiff.errors import InputError
 
@@ -40,7 +40,7 @@ class Shards:
     @classmethod
     def of(cls, leaves: Sequence[Any]) -> Shards | None:
         """Return the shards of a tree's leaves, or None if no leaf is a DTensor."""
-        if not any(map(is_distributed, leaves)):
+        if not any_distributed(leaves):
             return None
         laid = [layout_of(each, "operator", f"leaf {i}") for i, each in enumerate(leaves) if is_distributed(each)]
         mesh = max((each.mesh for each in laid), key=lambda each: each.size())

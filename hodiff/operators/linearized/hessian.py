@@ -61,7 +61,8 @@ class HessianOperator(CurvatureOperator):
             arguments after the point: another size reuses the graph if the function allows it, and its first product is
             compared with the eager product, too.
         process_group: Process group of `torch.distributed` over whose ranks the operator is summed. Each rank has its
-            own `data`, which may be empty, and the same `x` and `v`.
+            own `data`, which may be empty, and the same `x` and `v`. Parameters may be sharded over ranks, as DTensors
+            or by `fully_shard`: vectors are then sharded, too, and ranks need equally many batches.
         cache: Whether to keep the linearizations of batches for the next product: "auto" keeps as many as
             `memory_budget` allows, True all, False none. Without data the single linearization is always kept.
         memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; a linearization counts with the size
