@@ -282,6 +282,11 @@ def bind(
             sharded.require_dtensors(caller)
             sharded = None
         if sharded is not None:
+            if in_transform():
+                raise InputError(
+                    f"{caller}: {name or 'x'}: expected ordinary tensors inside a torch.func transform, got DTensors; "
+                    f"call {caller} outside of the transform."
+                )
             sharded = sharded.weighted(weight)
             leaves = [sharded.local(leaf, i) for i, leaf in enumerate(leaves)]
     subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -230,6 +230,17 @@ def refusing_others(caller: str, units: Sequence[nn.Module] = ()) -> Iterator[No
         yield
     finally:
         hook.remove()
+
+
+def require_no_fully_sharded(caller: str, modules: Iterable[nn.Module]) -> None:
+    """Raise if a module is under `fully_shard`."""
+    for module in modules:
+        for each in module.modules():
+            if is_fully_sharded(each):
+                raise InputError(
+                    f"{caller}: f: expected modules that are not under fully_shard, got {type(each).__name__}, whose "
+                    f"ranks would have to take the same steps; use the model before fully_shard is applied."
+                )
 
 
 def _cast(tree: Any, dtype: torch.dtype | None) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from hodiff.distributed.fully_sharded import FullyShardedModules, ShardedParamet
 from hodiff.distributed.layouts import Layout, any_distributed, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
 from hodiff.errors import InputError
+from hodiff.torch_internals.wording import Wording, says
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +120,24 @@ class ShardedPoint:
     def running(self, arguments: Sequence[Any]) -> AbstractContextManager[None]:
         """Return a context in which fully sharded modules compute with the arguments."""
         if self.modules is None:
-            return refusing_others(self.caller)
+            return self._with_dtensors()
         mesh = self.modules.mesh
         given = {id(each): argument for each, argument in zip(self.given, arguments, strict=True)}
         return self.modules.running(given, lambda each: _over(mesh, Layout.of(each), "f"))
+
+    @contextmanager
+    def _with_dtensors(self) -> Iterator[None]:
+        with refusing_others(self.caller):
+            try:
+                yield
+            except RuntimeError as error:
+                if says(error, Wording.MIXED_WITH_DTENSORS):
+                    raise InputError(
+                        f"{self.caller}: f: expected DTensors in operations with the parameters, which are DTensors, "
+                        "got one with an ordinary tensor; distribute the batch by distribute_tensor, call "
+                        "full_tensor() of the parameters, or apply fully_shard to the module."
+                    ) from error
+                raise
 
     def plain(self, result: Any) -> Any:
         """Return a result of the function with ordinary tensors in it."""

@@ -134,6 +134,12 @@ def refusals() -> None:
         hodiff.JacobianOperator(lambda p: functional_call(many, p, (X,)), x)
     with pytest.raises(hodiff.InputError, match="compile: expected False"):
         hodiff.HessianOperator(f, x, *data, compile=True)
+    with pytest.raises(hodiff.InputError, match="not under fully_shard"):
+        hodiff.check(lambda inputs: many(inputs).sum(), X)
+    with pytest.raises(hodiff.InputError, match=r"outside of the transform"):
+        torch.func.vmap(lambda c: c * hodiff.hvp(f, x, x, *data)["out.bias"].to_local().sum())(torch.ones(2))
+    with pytest.raises(hodiff.InputError, match="distribute the batch"):
+        hodiff.hvp(by_name(made(Residual)), x, x, *data)
     with pytest.raises(hodiff.InputError, match="expected a DTensor"):
         hodiff.HessianOperator(f, x, *data) @ {name: each.to_local() for name, each in x.items()}
 
