@@ -18,14 +18,23 @@ def is_fully_sharded(module: nn.Module) -> bool:
     return package is not None and isinstance(module, package.FSDPModule)
 
 
+def _groups_of(module: Any) -> list[Any]:
+    """Return the groups of parameters of a fully sharded module; older versions of torch have at most one."""
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 def data_mesh_of(module: Any) -> list[Any]:
     """Return the meshes over which a fully sharded module splits its parameters; none if it has no parameters."""
-    return [group.mesh_info.mesh for group in module._get_fsdp_state()._fsdp_param_groups]
+    return [group.mesh_info.mesh for group in _groups_of(module)]
 
 
 def is_gathered(module: Any) -> bool:
     """Whether the parameters of a fully sharded module are gathered."""
-    return any(group.is_unsharded for group in module._get_fsdp_state()._fsdp_param_groups)
+    return any(group.is_unsharded for group in _groups_of(module))
 
 
 def precision_of(module: Any) -> Any:
@@ -35,8 +44,7 @@ def precision_of(module: Any) -> Any:
 
 def offloads(module: Any) -> bool:
     """Whether a fully sharded module keeps its parameters on the host."""
-    groups = module._get_fsdp_state()._fsdp_param_groups
-    return any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in groups)
+    return any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in _groups_of(module))
 
 
 @contextmanager

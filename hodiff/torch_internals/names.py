@@ -263,7 +263,7 @@ ATTRIBUTES = {
     "type DTensor": ("_op_dispatcher",),
     "dispatcher of DTensor": ("_custom_op_handlers",),
     "fully sharded module": ("_get_fsdp_state",),
-    "state of a fully sharded module": ("_fsdp_param_groups", "_mp_policy"),
+    "state of a fully sharded module": ("_fsdp_param_group", "_fsdp_param_groups", "_mp_policy"),
     "custom operator": ("_backward_fn", "_opoverload", "_setup_context_fn"),
     "operators of oneDNN": ("_linear_pointwise",),
     "disabled function": ("_torchdynamo_disable",),
