@@ -19,6 +19,7 @@ from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.errors import HodiffError as HodiffError
 from hodiff.errors import HodiffWarning as HodiffWarning
 from hodiff.errors import InputError as InputError
+from hodiff.errors import RankError as RankError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
 

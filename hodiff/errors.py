@@ -31,6 +31,10 @@ class ConvergenceError(HodiffError, RuntimeError):
         self.result = result
 
 
+class RankError(HodiffError, RuntimeError):
+    """Ranks of `torch.distributed` that compute together could not exchange tensors: another rank raised or stopped."""
+
+
 class CheckError(HodiffError, AssertionError):
     """A derivative disagrees with an independent route to it."""
 

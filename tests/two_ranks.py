@@ -1,4 +1,4 @@
-"""Run a script as two processes of a gloo group, and read the output of both."""
+"""Run a script as several processes of a gloo group, and read the output of all."""
 
 import os
 import subprocess
@@ -8,21 +8,34 @@ from pathlib import Path
 
 def assert_two_ranks_agree(script: Path, folder: Path) -> None:
     """Run both ranks, with the rank and a rendezvous file as arguments; both must print that they agree."""
+    for returncode, output in run_ranks(script, folder, 2):
+        assert returncode == 0, output
+        assert "both agree" in output
+
+
+def assert_ranks_agree(script: Path, folder: Path, count: int) -> None:
+    """Run ranks with the rank, a rendezvous file and the number of ranks as arguments; all must print `all agree`."""
+    for returncode, output in run_ranks(script, folder, count):
+        assert returncode == 0, output
+        assert "all agree" in output
+
+
+def run_ranks(script: Path, folder: Path, count: int) -> list[tuple[int, str]]:
+    """Run all ranks, and return the exit status and the output of each."""
+    path = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), folder / "rendezvous"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [sys.executable, script, str(rank), folder / "rendezvous", str(count)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output
-        assert "both agree" in output
+    return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]

@@ -19,6 +19,7 @@ SIDE_BAR = {
         "guides/attention.md",
         "guides/writing_functions.md",
         "guides/operators.md",
+        "guides/large_models.md",
         "guides/estimators.md",
         "guides/optimizers.md",
         "guides/implicit.md",

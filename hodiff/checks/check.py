@@ -28,7 +28,9 @@ from hodiff.checks.report.report import Report
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bools, require_choice, require_int
 from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.distributed.fully_sharded import require_no_fully_sharded
 from hodiff.errors import CheckError, InputError
+from hodiff.recompute.reachable import modules_in
 from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 
 
@@ -163,6 +165,7 @@ def check(
     """
     require_function(f)
     f = module_of(f)
+    require_no_fully_sharded("check", modules_in(f))
     if autocast is not None:
         f, inputs, reference = under_autocast(f, inputs, autocast, reference)
     require_int("check", "order", order, 1)

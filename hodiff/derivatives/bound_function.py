@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -32,7 +33,12 @@ from hodiff.common.trees import (
 from hodiff.corrections import Corrections
 from hodiff.corrections.rules.autograd.checkpoints import uncorrected
 from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
+from hodiff.distributed.layouts import any_distributed
+from hodiff.distributed.points import ShardedPoint
+from hodiff.distributed.regathering import saving_shards
 from hodiff.errors import InputError
+from hodiff.recompute.reachable import modules_in
+from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.tensors import stands_for_tensor
 
@@ -62,6 +68,7 @@ class BoundFunction:
     joined: tuple[bool, ...]
     offers_aux: bool = True
     subclassed: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    sharded: ShardedPoint | None = field(default=None, repr=False)
 
     @property
     def roots(self) -> tuple[Any, ...]:
@@ -71,7 +78,14 @@ class BoundFunction:
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves; `mode` replaces the default corrections, and aux is `()` without `has_aux`."""
-        args, rest = list(self.args), self._joined(leaves)
+        if self.sharded is None:
+            return self._evaluate(self._joined(leaves), mode)
+        arguments = self.sharded.arguments(self._joined(leaves))
+        with self.sharded.running(arguments):
+            return self._evaluate(arguments, mode)
+
+    def _evaluate(self, rest: list[Any], mode: Corrections | None) -> tuple[PyTree, PyTree]:
+        args = list(self.args)
         for place, given in self.subclassed.items():
             rest[place] = as_given(rest[place], given)
         for argnum, spec in zip(self.argnums, self.specs, strict=True):
@@ -80,7 +94,9 @@ class BoundFunction:
         if self.correct:
             mode = mode or Corrections()
             # A transform may see tensors that have no numbers.
-            watch = None if torch.compiler.is_compiling() or in_transform() or is_asked(self.f) else Watch()
+            # Ranks must agree on the number of evaluations.
+            unwatched = torch.compiler.is_compiling() or in_transform() or self.sharded is not None
+            watch = None if unwatched or is_asked(self.f) else Watch()
             mode.watcher = watch
             with mode:
                 result = self.f(*args, **self.kwargs)
@@ -94,6 +110,8 @@ class BoundFunction:
                 result = self.f(*args, **self.kwargs)
         if self.subclassed:
             result = pytree.tree_map_only(Tensor, as_plain, result)
+        if self.sharded is not None:
+            result = self.sharded.plain(result)
         if not self.has_aux:
             return result, ()
         if not (isinstance(result, tuple) and len(result) == 2):
@@ -112,7 +130,8 @@ class BoundFunction:
     def scalar(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[Tensor, PyTree]:
         """Evaluate the function, and require one real number as its value."""
         value, aux = self(leaves, mode)
-        return self.one_number(value), aux
+        value = self.one_number(value)
+        return value if self.sharded is None else self.sharded.joint(value), aux
 
     def one_number(self, value: Any) -> Tensor:
         """Return the function's value, or raise `InputError` if it is not one real number."""
@@ -141,15 +160,47 @@ class BoundFunction:
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
         """Return leaves in the user's structure: the one argument, or a tuple of several."""
-        return unflatten(self._joined(leaves), self.user_spec)
+        joined = self._joined(leaves)
+        if self.sharded is not None:
+            joined = [self.sharded.result(each, i) for i, each in enumerate(joined)]
+        return unflatten(joined, self.user_spec)
 
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
         """Return the leaves of a direction, which must match the differentiated arguments."""
+        if self.sharded is not None:
+            v = self._local_tangents(self.sharded, v)
         leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
         return tuple([as_real(as_plain(leaf)) for leaf in leaves])
 
+    def _local_tangents(self, sharded: ShardedPoint, v: PyTree) -> PyTree:
+        """Return a direction with local tensors; another structure is left for `flatten_tangents` to refuse."""
+        leaves, spec = pytree.tree_flatten(v)
+        if len(leaves) != len(self.leaves):
+            return v
+        return unflatten([sharded.local_tangent(each, i, self.caller) for i, each in enumerate(leaves)], spec)
+
     def _joined(self, leaves: Sequence[Any]) -> list[Any]:
         return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
+
+    def recorded(self, record: Callable[[], R]) -> R:
+        """Run code that records a graph of the function, which saves shards in place of gathered parameters."""
+        gathers = self.sharded is not None and self.sharded.modules is not None
+        return saving_shards(record) if gathers and not in_transform() else record()
+
+    def require_route(self, route: str) -> None:
+        """Raise if sharded leaves do not support a route."""
+        if self.sharded is None or route == ROUTES[0]:
+            return
+        if not self.sharded.forward_too:
+            raise InputError(
+                f"{self.caller}: route: expected 'reverse-over-reverse' for a function of DTensors, of which torch has "
+                f"no forward mode, got {route!r}; use that route."
+            )
+        if route == ROUTES[3]:
+            raise InputError(
+                f"{self.caller}: route: expected a route with reverse mode for sharded parameters, got {route!r}, "
+                "which takes one pass for each number; use 'reverse-over-reverse'."
+            )
 
     def independent(self) -> InputError:
         """Return the error for an output that autograd cannot trace back to the input."""
@@ -183,6 +234,8 @@ def bind(
     correct: bool = True,
     complex_too: bool = False,
     jagged_too: bool = False,
+    sharded_too: bool = False,
+    weight: float | None = None,
 ) -> BoundFunction:
     """Validate a function and its arguments, and bind them.
 
@@ -197,6 +250,8 @@ def bind(
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
         complex_too: Whether complex leaves are supported, by their real and imaginary parts.
         jagged_too: Whether jagged nested leaves are supported.
+        sharded_too: Whether DTensors are differentiated by their local parts; if not, as tensors.
+        weight: Weight of this rank's value in the sum over ranks; see `ShardedPoint`.
 
     Returns:
         The bound function.
@@ -220,6 +275,20 @@ def bind(
     also = {"complex_too": complex_too, "jagged_too": jagged_too}
     flat = [flatten_primals(args[position], caller, name or f"argument {position}", **also) for position in positions]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]
+    sharded = None
+    if not torch.compiler.is_compiling() and any_distributed(leaves):
+        sharded = ShardedPoint.of(caller, leaves, partial(modules_in, f, *args, *(kwargs or {}).values()))
+        if sharded is not None and not sharded_too:
+            sharded.require_dtensors(caller)
+            sharded = None
+        if sharded is not None:
+            if in_transform():
+                raise InputError(
+                    f"{caller}: {name or 'x'}: expected ordinary tensors inside a torch.func transform, got DTensors; "
+                    f"call {caller} outside of the transform."
+                )
+            sharded = sharded.weighted(weight)
+            leaves = [sharded.local(leaf, i) for i, leaf in enumerate(leaves)]
     subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}
     for place, leaf in subclassed.items():
         leaves[place] = as_plain(leaf)
@@ -231,7 +300,20 @@ def bind(
     reals = tuple([dense(as_real(leaf)) for leaf in leaves])
     offers_aux, has_aux = has_aux is not None, bool(has_aux)
     return BoundFunction(
-        caller, f, args, kwargs, positions, reals, specs, user_spec, has_aux, correct, joined, offers_aux, subclassed
+        caller,
+        f,
+        args,
+        kwargs,
+        positions,
+        reals,
+        specs,
+        user_spec,
+        has_aux,
+        correct,
+        joined,
+        offers_aux,
+        subclassed,
+        sharded,
     )
 
 

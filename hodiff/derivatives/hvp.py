@@ -44,7 +44,8 @@ def hvp(
         x: Where to differentiate: a tensor or a pytree of floating-point tensors. Complex ones are differentiated by
             real and imaginary part: with $z = a + ib$ and $v = s + it$ the product is that in $(a, b)$ with $(s, t)$,
             its first half plus i times its second, as torch's gradients are (those of `jax.grad` are conjugate).
-            Elements that share memory, as after `expand` or `unfold`, count as numbers of their own.
+            Elements that share memory, as after `expand` or `unfold`, count as numbers of their own. DTensors may be
+            sharded; with modules under `fully_shard`, the value is the mean over ranks (see the guide to large models).
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto". "auto" tries "reverse-over-reverse" first: it was the fastest or
@@ -74,12 +75,24 @@ def hvp(
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
     require_route("hvp", route)
-    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True)
+    function = bind(
+        "hvp",
+        f,
+        (x, *args),
+        name="x",
+        has_aux=has_aux,
+        correct=correct,
+        complex_too=True,
+        jagged_too=True,
+        sharded_too=True,
+    )
     primals = function.leaves
     tangents = function.tangents(v)
     plain = only_reverse_mode()
 
     def attempt(name: str) -> tuple[Leaves, PyTree]:
+        if function.sharded is not None:
+            function.require_route(name)
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents)
             return recorded.product(tangents), recorded.aux

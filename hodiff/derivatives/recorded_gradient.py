@@ -51,8 +51,29 @@ class RecordedGradient:
         numbers: bool = False,
         recording: Recording[tuple[Tensor, PyTree]] | None = None,
     ):
-        recording = recording or recorded_value(function, tangents, many=not tangents)
+        if function.sharded is None:
+            recording, gradient = self._record(function, tangents, recording)
+        else:
+            recording, gradient = function.recorded(lambda: self._record(function, tangents, recording))
         value, aux = recording.result
+        self.primals, self.connected = recording.operands, recording.connected
+        if all(leaf is None for leaf in gradient):
+            raise function.independent()
+        self.edges = tuple([None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient])
+        if numbers:
+            # A leaf that the function ignores has no gradient, and its zeros have no graph.
+            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
+            self.gradient = tuple(g if self.connected else g.detach() for g in filled)
+        self.value = value if numbers and self.connected else value.detach()
+        self.aux = aux if self.connected or not function.has_aux else pytree.tree_map_only(Tensor, Tensor.detach, aux)
+
+    @staticmethod
+    def _record(
+        function: BoundFunction, tangents: Sequence[Tensor], recording: Recording[tuple[Tensor, PyTree]] | None
+    ) -> tuple[Recording[tuple[Tensor, PyTree]], tuple[Tensor | None, ...]]:
+        """Record the value and its gradient; raise if a derivative of the gradient would be wrong."""
+        recording = recording or recorded_value(function, tangents, many=not tangents)
+        value, _ = recording.result
         if not value.requires_grad:
             raise function.independent()
         once = recording.inspect(value)
@@ -64,17 +85,7 @@ class RecordedGradient:
                 f"somewhere, got {function_name(node)} with one; its second derivatives at the zeros are unknown. "
                 "Pass the square, leave the zeros out, or write the function with torch's operators."
             )
-        self.primals, self.connected = recording.operands, recording.connected
-        gradient = recording.gradients([value], graph=True, curved=True)
-        if all(leaf is None for leaf in gradient):
-            raise function.independent()
-        self.edges = tuple([None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient])
-        if numbers:
-            # A leaf that the function ignores has no gradient, and its zeros have no graph.
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
-            self.gradient = tuple(g if self.connected else g.detach() for g in filled)
-        self.value = value if numbers and self.connected else value.detach()
-        self.aux = aux if self.connected or not function.has_aux else pytree.tree_map_only(Tensor, Tensor.detach, aux)
+        return recording, recording.gradients([value], graph=True, curved=True)
 
     @property
     def live_edges(self) -> list[GradientEdge]:

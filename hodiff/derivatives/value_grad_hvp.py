@@ -175,13 +175,23 @@ def _evaluate(
 ) -> tuple[Any, ...]:
     require_route(caller, route)
     function = bind(
-        caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True
+        caller,
+        f,
+        (x, *args),
+        name="x",
+        has_aux=has_aux,
+        correct=correct,
+        complex_too=True,
+        jagged_too=True,
+        sharded_too=True,
     )
     primals = function.leaves
     tangents = function.tangents(v)
     plain = only_reverse_mode()
 
     def attempt(name: str) -> SecondOrder:
+        if function.sharded is not None:
+            function.require_route(name)
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents, numbers=True)
             return recorded.value, recorded.gradient, recorded.product(tangents), recorded.aux

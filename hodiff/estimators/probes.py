@@ -39,8 +39,20 @@ def draw(view: View, kind: str, count: int, generator: torch.Generator) -> Tenso
     block = torch.empty(view.n, count, dtype=view.dtype, device=view.device)
     # Draw one by one, so that the vectors do not depend on their grouping.
     for column in block.unbind(1):
-        column.copy_(PROBES[kind](view.n, generator))
+        if view.shards is None:
+            column.copy_(PROBES[kind](view.n, generator))
+        else:
+            column.copy_(_draw_sharded(view, kind, generator))
     return block
+
+
+def _draw_sharded(view: View, kind: str, generator: torch.Generator) -> Tensor:
+    """Draw this rank's part of a vector that does not depend on the number of ranks."""
+    random = _rademacher if kind == "rademacher" else _gaussian
+    part: Tensor = view.shards.draw(lambda count: random(count, generator).to(view.device, view.dtype))
+    if kind == "sphere":
+        part = part * (view.total**0.5 / view.norms(part[:, None]).item())
+    return part
 
 
 def generator_or_default(caller: str, generator: torch.Generator | None) -> torch.Generator:

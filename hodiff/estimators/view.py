@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.options import require_bool, require_chunk_size
 from hodiff.common.overriding import is_moving
 from hodiff.common.trees import describe
+from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
-from hodiff.estimators.results import precise
+from hodiff.estimators.results import norms_of, precise
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
@@ -53,8 +55,57 @@ class View:
 
     @property
     def n(self) -> int:
-        """Size of a vector."""
+        """Size of a vector; of its local part if vectors are sharded over ranks."""
         return self.shape[1]
+
+    @property
+    def shards(self) -> Any:
+        """How vectors lie on the ranks of a device mesh; None if they lie on one process."""
+        return getattr(self.domain, "shards", None)
+
+    @property
+    def total(self) -> int:
+        """Number of rows and columns of a square matrix."""
+        return self.n if self.shards is None else int(self.shards.count)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """Share with which each local number counts, (n, 1)."""
+        shares: Tensor = self.shards.weights(self.domain.sizes, torch.empty(0, dtype=self.dtype, device=self.device))
+        return precise(shares)
+
+    def _summed(self, local: Tensor) -> Tensor:
+        return local if self.shards is None else reduce_over(self.shards.mesh, local)
+
+    def group_size(self, count: int, bytes_each: int) -> int:
+        """Return how many of `count` columns are computed together; ranks that move data together agree on it."""
+        size = resolve_chunk_size(self.chunk_size, count, bytes_each, self.device)
+        if self.shards is None:
+            return size
+        return int(reduce_over(self.shards.mesh, torch.tensor(size, device=self.device), "MIN"))
+
+    def gram(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute the inner products of all columns of two blocks, (j, k), as one sum over ranks."""
+        if self.shards is None:
+            return a.T @ b
+        return self._summed(precise(a.T @ (self._shares.to(b.dtype) * b))).to(b.dtype)
+
+    def dots(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute the inner product of each column of a with the same column of b, (k,), in high precision."""
+        terms = precise(a) * b
+        return terms.sum(0) if self.shards is None else self._summed((self._shares * terms).sum(0))
+
+    def norms(self, block: Tensor) -> Tensor:
+        """Compute the norms of columns in high precision, on the operator's device."""
+        return norms_of(block) if self.shards is None else self.dots(block, block).sqrt()
+
+    def require_whole(self, what: str, remedy: str) -> None:
+        """Raise if vectors are sharded over ranks."""
+        if self.shards is not None:
+            raise InputError(
+                f"{self.caller}: {what} needs whole vectors on one process, and the parameters are sharded over ranks "
+                f"({self.total:,} numbers); {remedy}."
+            )
 
     def default_tolerance(self, double: float) -> float:
         """Return a relative tolerance: `double` in float64, and a tolerance within reach of less precise products."""
@@ -77,11 +128,18 @@ class View:
         v, w = torch.randn(2, self.n, dtype=torch.float64, generator=generator, device=generator.device).to(
             self.device, self.dtype
         )
+        if self.shards is not None:
+            v, w = (
+                self.shards.draw(lambda count: _gaussian(count, generator).to(self.device, self.dtype)) for _ in "vw"
+            )
         first, second, both, again = (precise(self.matmat(each[:, None])) for each in (v, w, v + w, v))
-        size = both.norm().item()
-        noise = (first + second - both).norm().item()
+        size = self.norms(both).item()
+        noise = self.norms(first + second - both).item()
         # Products that differ for other reasons, such as dropout, do not measure rounding.
-        if (again - first).norm() > REPEATED * size or not FEWER * self.rounding * size < noise <= COARSEST * size:
+        if (
+            self.norms(again - first).item() > REPEATED * size
+            or not FEWER * self.rounding * size < noise <= COARSEST * size
+        ):
             return False
         self.rounding = noise / size
         return True
@@ -116,7 +174,7 @@ class View:
         count = block.shape[1]
         if count == 0:
             return block.new_zeros(rows, 0)
-        size = resolve_chunk_size(self.chunk_size, count, sum(self.shape) * self.dtype.itemsize, self.device)
+        size = count if count == 1 else self.group_size(count, sum(self.shape) * self.dtype.itemsize)
         results = []
         for start, stop in spans(count, size):
             group = block if size >= count else block[:, start:stop]
@@ -135,7 +193,11 @@ class View:
                 f"got {describe(result)}; define A @ v for blocks (n, k)."
             )
         require_constant(self.caller, "A", result)
-        if not bool(torch.isfinite(result).all()):
+        finite = torch.isfinite(result).all().to(torch.float64)
+        if self.shards is not None:
+            # All ranks raise, or none.
+            finite = reduce_over(self.shards.mesh, finite, "MIN")
+        if not bool(finite):
             raise InputError(
                 f"{self.caller}: A: expected finite products, got inf or nan; check the values, the gradient and the "
                 "dtype at the point where the operator was created."
@@ -150,7 +212,14 @@ class View:
         self.bar = None
 
 
-def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str | None = "auto") -> View:
+def view_of(
+    A: Any,
+    caller: str,
+    *,
+    square: bool = True,
+    chunk_size: int | str | None = "auto",
+    sharded_too: bool = False,
+) -> View:
     """Adapt a matrix or an operator.
 
     Args:
@@ -159,6 +228,7 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
         caller: Name of the public function, for error messages.
         square: Whether the operator must be square.
         chunk_size: Columns in a product.
+        sharded_too: Whether vectors may be sharded over ranks.
 
     Returns:
         View without counted products.
@@ -173,7 +243,9 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
             f"got {describe(A)}; wrap a function of vectors in scipy.sparse.linalg.LinearOperator."
         )
     shape = tuple(int(size) for size in A.shape)
-    if len(shape) != 2 or min(shape) == 0:
+    # A rank may hold no part of a sharded vector.
+    sharded = _is_hodiffs(A) and getattr(A.domain, "shards", None) is not None
+    if len(shape) != 2 or (min(shape) == 0 and not sharded):
         raise InputError(f"{caller}: A: expected a matrix with rows and columns, got shape {shape}.")
     if square and shape[0] != shape[1]:
         raise InputError(
@@ -188,7 +260,14 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     matrix = isinstance(A, (Tensor, np.ndarray)) or issparse(A) or not own.is_floating_point
     rounding = torch.finfo(dtype if matrix else own).eps
     spaces = (A.domain, A.codomain) if _is_hodiffs(A) else (None, None)
-    return View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed, *spaces)
+    view = View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed, *spaces)
+    if not sharded_too:
+        view.require_whole(caller, "use eigsh, solve, spectral_density, trace, diagonal or frobenius_norm")
+    return view
+
+
+def _gaussian(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(count, dtype=torch.float64, generator=generator, device=generator.device)
 
 
 def _is_hodiffs(A: Any) -> bool:

@@ -68,6 +68,11 @@ def buffers_by_name(module: nn.Module) -> MutableMapping[str, Tensor | None]:
     return _table(module._buffers)
 
 
+def parameters_by_name(module: nn.Module) -> MutableMapping[str, Tensor | None]:
+    """Return the dict of a module's own parameters, to read and to write."""
+    return _table(module._parameters)
+
+
 def parametrized_weights_are_kept() -> bool:
     """Whether `torch.nn.utils.parametrize.cached` is active, which computes each weight once, at any point."""
     return parametrize._cache_enabled > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -60,9 +60,9 @@ def has_numbers(tensor: Tensor) -> bool:
     return not (tensor.is_meta or fake_tensor.is_fake(tensor) or in_trace())
 
 
-def without_memory(subclass: type[T], like: Tensor) -> T:
-    """Create a tensor of a subclass with `__torch_dispatch__`, without elements and outside of all transforms."""
-    return Tensor._make_wrapper_subclass(subclass, (0,), dtype=like.dtype, device=like.device)
+def without_memory(subclass: type[T], like: Tensor, shape: Sequence[int] = (0,)) -> T:
+    """Create a tensor of a subclass with `__torch_dispatch__`, without memory and outside of all transforms."""
+    return Tensor._make_wrapper_subclass(subclass, shape, dtype=like.dtype, device=like.device)
 
 
 # A storage as a key: it does not keep the memory alive, and no other storage compares equal to it.

@@ -85,6 +85,7 @@ class Wording(Enum):
         "code inside of a transform starts a separate graph",
     )
     NO_HOOK = (r"cannot register a hook on a tensor that doesn't require gradient", "forward mode records no graph")
+    MIXED_WITH_DTENSORS = (r"got mixed torch\.Tensor and DTensor", "an operator gets a DTensor and an ordinary tensor")
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
     NO_NUMBERS = (
         r"Cannot access data pointer|Can't call numpy|numpy\(\) is not supported",

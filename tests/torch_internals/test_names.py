@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch_internals.private_names import is_private, of_folder, overridden
@@ -44,6 +45,20 @@ def _hidden_from_dynamo() -> Any:
     return hidden.__wrapped__
 
 
+def _fully_sharded() -> Any:
+    """A module under `fully_shard` of a single process."""
+    if not dist.is_available():
+        pytest.skip("torch without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return fully_shard(nn.Linear(1, 1), mesh=init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
+
+
 # In some versions a node loses its attributes with the tensor that it computed.
 _DOUBLED = _Double.apply(_x())
 
@@ -62,6 +77,8 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     ),
     "type DTensor": lambda: DTensor,
     "dispatcher of DTensor": lambda: DTensor._op_dispatcher,
+    "fully sharded module": _fully_sharded,
+    "state of a fully sharded module": lambda: _fully_sharded()._get_fsdp_state(),
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
     "compiled function": lambda: torch.compile(lambda: None, backend="eager"),

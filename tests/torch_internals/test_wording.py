@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +18,19 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.wording import Wording, pattern_of, says
+
+
+def _mixed_with_dtensors() -> None:
+    if not dist.is_available():
+        pytest.skip("torch without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,))) + torch.ones(2)
+    finally:
+        dist.destroy_process_group()
 
 
 class _Old(Function):
@@ -271,6 +285,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.VIEW_WITHOUT_GRAD: (_view_without_grad,),
     Wording.INFERENCE_TENSOR: (_of_inference_mode,),
     Wording.REQUIRES_GRAD_INSIDE: (lambda: gradient(lambda x: x.detach().requires_grad_().sum())(_x()),),
+    Wording.MIXED_WITH_DTENSORS: (_mixed_with_dtensors,),
     Wording.NO_HOOK: (lambda: torch.ones(2).register_hook(lambda cotangent: cotangent),),
     Wording.CHANGES_CAPTURED: (_captured,),
     Wording.NO_NUMBERS: (

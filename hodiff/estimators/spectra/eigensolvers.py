@@ -61,8 +61,8 @@ class EigenProblem:
         if self.view.products + block.shape[1] > self.most:
             raise SpentError
         image = self.view.matmat(block)
-        norms = torch.linalg.vector_norm(block, dim=0).clamp(min=torch.finfo(block.dtype).tiny)
-        ratios = (torch.linalg.vector_norm(image, dim=0) / norms).tolist()
+        norms = self.view.norms(block).clamp(min=torch.finfo(block.dtype).tiny)
+        ratios = (self.view.norms(image) / norms).tolist()
         self.largest = max(self.largest, *ratios, 0.0)
         self.iterations += 1
         return image
@@ -182,7 +182,7 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 def _by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     """Run one chain, restarted in a new direction if it is exhausted before there are k eigenvalues."""
     view, k = problem.view, problem.k
-    steps = min(view.n, problem.max_iterations or max(100, 20 * k))
+    steps = min(view.total, problem.max_iterations or max(100, 20 * k))
     chain = Chain(view, problem.start[:, 0], steps)
     while True:
         chain.extend(problem.matmat(chain.newest[:, None])[:, 0])

@@ -78,7 +78,7 @@ def eigsh(
     k: int = 6,
     *,
     which: str = "LM",
-    method: str = "arpack",
+    method: str = "auto",
     start: Any = None,
     tol: float | None = None,
     max_iterations: int | None = None,
@@ -103,7 +103,8 @@ def eigsh(
         which: "LM" or "SM", largest or smallest in absolute value; "LA" or "SA", largest or smallest. "SM" is computed
             densely up to n = 1000. Beyond, only "arpack" supports it, if eigenvalues have one sign. "lobpcg" does not
             support "LM".
-        method: "arpack", "lanczos", "lobpcg" or "dense".
+        method: "arpack", "lanczos", "lobpcg" or "dense"; "auto" is "lanczos" for parameters that are sharded over
+            ranks, where it is the only method, and "arpack" otherwise.
         start: Start: a vector (n,) or, for "lobpcg", a block (n, k), such as from an earlier call; for hodiff's
             operators also a pytree like their vectors. Random by default.
         tol: Allowed residual relative to the largest $\|A v\|$, by default 1e-9 in float64, 1e-4 in float32 and six
@@ -135,13 +136,17 @@ def eigsh(
     preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001); B. N. Parlett, "The symmetric eigenvalue problem",
     chapter 13.
     """
-    view = view_of(A, "eigsh")
+    view = view_of(A, "eigsh", sharded_too=True)
     require_int("eigsh", "k", k, 1)
     require_bool("eigsh", "throw", throw)
-    if k > view.n:
-        raise InputError(f"eigsh: k: expected at most n = {view.n} eigenvalues, got {k}.")
+    if k > view.total:
+        raise InputError(f"eigsh: k: expected at most n = {view.total} eigenvalues, got {k}.")
     require_choice("eigsh", "which", which, SELECT)
-    require_choice("eigsh", "method", method, METHODS)
+    require_choice("eigsh", "method", method, ["auto", *METHODS])
+    if method == "auto":
+        method = "arpack" if view.shards is None else "lanczos"
+    if method != "lanczos":
+        view.require_whole(f"method={method!r}", 'use method="lanczos"')
     if which in UNAVAILABLE.get(method, ()):
         raise InputError(f'eigsh: which: method={method!r} does not offer {which!r}; use method="arpack" or "dense".')
     if max_iterations is not None:
@@ -153,7 +158,7 @@ def eigsh(
     begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
     # A Krylov space of ARPACK's size, or LOBPCG's blocks, would be the whole space.
     least = {"arpack": INTERIOR if which == "SM" else 0, "lobpcg": 5 * k}.get(method, 0)
-    if view.n <= max(2 * k + 1, 20, least):
+    if view.shards is None and view.n <= max(2 * k + 1, 20, least):
         method = "dense"
 
     problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator)
@@ -196,7 +201,7 @@ def _resolved(problem: EigenProblem, result: Eigenpairs) -> Eigenpairs:
 def _judged(problem: EigenProblem, values: Tensor, vectors: Tensor, method: str) -> Eigenpairs:
     iterations, view = problem.iterations, problem.view
     image = problem.matmat(vectors)
-    residual = torch.linalg.vector_norm(precise(image) - precise(vectors) * precise(values), dim=0)
+    residual = view.norms(precise(image) - precise(vectors) * precise(values))
     converged = _is_solved(problem, residual)
     return Eigenpairs(values, vectors, residual.to(view.dtype), converged, iterations, view.products, method)
 
@@ -233,6 +238,7 @@ def start_block(view: View, start: Any, columns: int, generator: torch.Generator
         raise InputError(f"{view.caller}: start: expected a floating-point tensor {shapes}, got {describe(start)}.")
     require_constant(view.caller, "start", start)
     block = start.detach().reshape(view.n, -1).to(view.device, view.dtype)
-    if not bool(torch.isfinite(block).all()) or not bool(block.abs().sum(0).all()):
+    norms = view.norms(block)
+    if not bool(torch.isfinite(norms).all()) or not bool(norms.all()):
         raise InputError(f"{view.caller}: start: expected finite columns that are not zero; omit start.")
     return torch.cat([block, draw(view, "gaussian", columns - block.shape[1], generator)], 1)

@@ -10,7 +10,6 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from hodiff.estimators.dense_matrix import refuse_asymmetry
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
 # Rounding of long sums in float64. As many roundings in float32 would hide the bulk of a spectrum with outliers.
@@ -32,11 +31,11 @@ class Chain:
     def __init__(self, view: View, start: Tensor, steps: int, locked: Tensor | None = None):
         self._view = view
         self._locked = start.new_zeros(view.n, 0) if locked is None else locked
-        self._dimension = view.n - self._locked.shape[1]
+        self._dimension = view.total - self._locked.shape[1]
         self._capacity = min(steps, self._dimension)
         self._basis = torch.empty(self._capacity, view.n, dtype=view.dtype, device=view.device)
         start = self._complement(self._complement(start))
-        self._basis[0] = start / _norm(start)
+        self._basis[0] = start / self._norm(start)
         self._alphas: list[float] = []
         self._betas: list[float] = []
         self._scale = 0.0
@@ -69,13 +68,13 @@ class Chain:
         j = len(self)
         known = self._basis[: j + 1]
         image = self._complement(image)
-        overlaps = known @ image
+        overlaps = self._overlaps(known, image)
         rest = self._complement(image - overlaps @ known)
-        again = known @ rest
+        again = self._overlaps(known, rest)
         rest = rest - again @ known
         total = (overlaps + again).cpu()
-        alpha, beta = total[j].item(), _norm(rest)
-        self._scale = max(self._scale, abs(alpha), _norm(image))
+        alpha, beta = total[j].item(), self._norm(rest)
+        self._scale = max(self._scale, abs(alpha), self._norm(image))
         self._require_symmetry(total[:j].clone())
         # An image within the span leaves only rounding errors, which must not become the next vector.
         if j + 1 == self._dimension or beta <= max(2 * self._view.rounding, SUMS) * self._scale:
@@ -89,8 +88,8 @@ class Chain:
         """Continue an exhausted chain in a new direction, orthogonalized to all current vectors."""
         for _ in range(2):
             vector = self._complement(vector)
-            vector = vector - (self.basis @ vector) @ self.basis
-        self._basis[len(self)] = vector / _norm(vector)
+            vector = vector - self._overlaps(self.basis, vector) @ self.basis
+        self._basis[len(self)] = vector / self._norm(vector)
 
     def ritz(self, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Compute ascending eigenvalues and eigenvectors (columns) of T, or of its leading `count` rows and columns."""
@@ -102,7 +101,14 @@ class Chain:
         return self._betas[-1] * np.abs(vectors[-1])
 
     def _complement(self, vector: Tensor) -> Tensor:
-        return vector - self._locked @ (self._locked.T @ vector)
+        return vector - self._locked @ self._overlaps(self._locked.T, vector) if self._locked.shape[1] else vector
+
+    def _overlaps(self, rows: Tensor, vector: Tensor) -> Tensor:
+        """Compute the inner products of rows with a vector."""
+        return self._view.gram(rows.T, vector[:, None])[:, 0]
+
+    def _norm(self, vector: Tensor) -> float:
+        return self._view.norms(vector[:, None]).item()
 
     def _require_symmetry(self, couplings: Tensor) -> None:
         """Raise if a product overlaps with more than the last two vectors, as a symmetric operator's does not."""
@@ -121,7 +127,3 @@ def advance(view: View, chains: Sequence[Chain]) -> bool:
         for chain, image in zip(going, images.unbind(1), strict=True):
             chain.extend(image)
     return bool(going)
-
-
-def _norm(vector: Tensor) -> float:
-    return torch.linalg.vector_norm(precise(vector)).item()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import spans
 from hodiff.common.options import require_choice, require_int
 from hodiff.errors import HodiffWarning
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
@@ -34,8 +34,8 @@ def lanczos_rules(
     require_int(view.caller, "samples", samples, 2)
     require_int(view.caller, "steps", steps, 1)
     require_choice(view.caller, "probes", probes, PROBES)
-    steps = min(steps, view.n)
-    size = resolve_chunk_size(view.chunk_size, samples, steps * view.n * view.dtype.itemsize, view.device)
+    steps = min(steps, view.total)
+    size = view.group_size(samples, steps * view.n * view.dtype.itemsize)
     pairs = []
     with view.counting(samples * steps, progress):
         for start, stop in spans(samples, size):

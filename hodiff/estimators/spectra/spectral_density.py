@@ -215,12 +215,13 @@ def spectral_density(
     Source: Ubaru, Chen, Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM J. Matrix Anal.
     Appl. 38 (2017), algorithm 1; Ghorbani, Krishnan, Xiao, ICML 2019.
     """
-    view = view_of(A, "spectral_density", chunk_size=chunk_size)
+    view = view_of(A, "spectral_density", chunk_size=chunk_size, sharded_too=True)
     require_choice("spectral_density", "method", method, ["slq", "exact"])
     generator = generator_or_default("spectral_density", generator)
     if method == "exact":
+        view.require_whole("method='exact'", 'use method="slq"')
         with view.counting(view.n, progress):
             rule = exact_rule(view)
         return SpectralDensity(*rule, *rule, view.n, view.products, method)
     rules, short = lanczos_rules(view, samples, steps, probes, generator, progress)
-    return SpectralDensity(*rules, *short, view.n, view.products, method)
+    return SpectralDensity(*rules, *short, view.total, view.products, method)

@@ -44,6 +44,7 @@ def conjugate_gradients(
     *,
     precondition: Callable[[Tensor], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
+    dots: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Descent:
     r"""Minimize $\frac12 x^T A x - b^T x$ over a growing Krylov space, with separate steps and stops for each column.
 
@@ -56,19 +57,21 @@ def conjugate_gradients(
         max_iterations: Maximum number of iterations.
         precondition: Approximation of the inverse, for blocks.
         watch: Called after each iteration as `watch(iteration, norms)`, with the norms of systems that were open in it.
+        dots: Computes inner products of columns; by default of vectors on this process.
 
     Returns:
         Solutions, norms of residuals and breakdowns.
 
     Source: Hestenes, Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
     """
-    solution, norms = torch.zeros_like(b), norms_of(b)
+    solution, norms = torch.zeros_like(b), norms_of(b) if dots is None else dots(b, b).sqrt()
+    dots = _dots if dots is None else dots
     found = Descent(solution, norms, 0, {})
     columns, r, targets = _keep(~(norms <= targets), torch.arange(b.shape[1], device=b.device), b, targets)
     if not len(columns):
         return found
     z = r if precondition is None else precondition(r)
-    p, rz = z, _dots(r, z)
+    p, rz = z, dots(r, z)
     while True:
         usable = (rz > 0) & torch.isfinite(rz)
         if not bool(usable.all()):
@@ -78,7 +81,7 @@ def conjugate_gradients(
             return found
 
         image = product(p, columns)
-        curvature = _dots(p, image)
+        curvature = dots(p, image)
         curved = curvature > 0
         if not bool(curved.all()):
             found.end(columns[~curved], CURVATURE)
@@ -90,7 +93,7 @@ def conjugate_gradients(
             solution.index_add_(1, columns, length * p)
         r = r - length * image
         found.iterations += 1
-        squares = _dots(r, r)
+        squares = dots(r, r)
         sizes = squares.sqrt()
         norms[columns] = sizes
         if watch is not None:
@@ -99,7 +102,7 @@ def conjugate_gradients(
         if not len(columns):
             return found
         z = r if precondition is None else precondition(r)
-        ahead = squares if precondition is None else _dots(r, z)
+        ahead = squares if precondition is None else dots(r, z)
         p = z + (ahead / rz).to(r.dtype) * p
         rz = ahead
 
@@ -113,6 +116,7 @@ def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increm
         system.left,
         precondition=system.precondition,
         watch=system.advance,
+        dots=system.view.dots,
     )
     reasons: list[str | None] = [None] * residual.shape[1]
     for column, (kind, iteration) in found.breakdowns.items():

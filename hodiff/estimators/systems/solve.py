@@ -22,7 +22,7 @@ from hodiff.common.trees import describe
 from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
 from hodiff.estimators.dense_matrix import matrix_of
-from hodiff.estimators.results import cost_of, norms_of, not_converged, precise
+from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.systems import conjugate_gradients, neumann, scipy_krylov
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver, refine
 from hodiff.estimators.view import View, require_constant, view_of
@@ -131,7 +131,9 @@ def solve(
     AISTATS 2020.
     """
     require_choice("solve", "method", method, METHODS)
-    view = view_of(A, "solve", square=method != "lsmr")
+    view = view_of(A, "solve", square=method != "lsmr", sharded_too=True)
+    if method != "cg":
+        view.require_whole(f"method={method!r}", 'use method="cg"')
     m, n = view.shape
     tree = view.codomain is not None and view.codomain.is_tree(b)
     b = _flat(view.codomain, b, "b")
@@ -156,7 +158,7 @@ def solve(
         progress,
     )
     if max_iterations is None:
-        max_iterations = 1000 if method == "neumann" else min(10 * n, 10_000)
+        max_iterations = 1000 if method == "neumann" else min(10 * view.total, 10_000)
     default = tol is None
     tol = view.default_tolerance(1e-6) if tol is None else tol
 
@@ -171,7 +173,7 @@ def solve(
             targets = (tol * measure(system, right)).clamp(min=atol)
             outcome = refine(system, right, outcome.solution, targets, METHODS[method], measure)
     single = b.ndim == 1
-    value, norms = outcome.solution[:, 0] if single else outcome.solution, norms_of(outcome.residual)
+    value, norms = outcome.solution[:, 0] if single else outcome.solution, view.norms(outcome.residual)
     reason = _summary(outcome.reasons)
     solution = Solution(
         view.domain.unflatten(value) if tree else value,
@@ -183,14 +185,14 @@ def solve(
         method,
     )
     if not solution.converged:
-        worst = (norms / norms_of(right).clamp(min=torch.finfo(norms.dtype).tiny)).max().item()
+        worst = (norms / view.norms(right).clamp(min=torch.finfo(norms.dtype).tiny)).max().item()
         message = f"solve: {method}: {reason}. Relative residual {worst:.2g}, tol={tol:g}.{view.precision}"
         not_converged(message, solution, throw=throw)
     return solution
 
 
 def _residual(system: DampedSystem, residual: Tensor) -> Tensor:
-    return norms_of(residual)
+    return system.view.norms(residual)
 
 
 def _dense(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
@@ -292,7 +294,7 @@ def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | No
     elif callable(preconditioner) and not hasattr(preconditioner, "__matmul__"):
         apply = preconditioner
     else:
-        other = view_of(preconditioner, "solve: preconditioner")
+        other = view_of(preconditioner, "solve: preconditioner", sharded_too=view.shards is not None)
         if other.shape != view.shape:
             raise InputError(f"solve: preconditioner: expected an operator {view.shape}, got {other.shape}.")
         apply = other.matmat

@@ -100,14 +100,16 @@ def diagonal(
     Source: Bekas, Kokiopoulou, Saad, "An estimator for the diagonal of a matrix", Appl. Numer. Math. 57 (2007);
     Epperly, Tropp, Webber, "XTrace", SIAM J. Matrix Anal. Appl. 45 (2024), section 2.5.
     """
-    view = view_of(A, "diagonal", chunk_size=chunk_size)
+    view = view_of(A, "diagonal", chunk_size=chunk_size, sharded_too=True)
     require_choice("diagonal", "method", method, [*METHODS, "exact"])
     require_choice("diagonal", "probes", probes, PROBES)
+    if method != "hutchinson":
+        view.require_whole(f"method={method!r}", 'use method="hutchinson"')
     generator = generator_or_default("diagonal", generator)
     if method != "exact":
         algorithm, least = METHODS[method]
-        require_int("diagonal", "products", products, min(least, view.n))
-    if method == "exact" or products >= view.n:
+        require_int("diagonal", "products", products, min(least, view.total))
+    if method == "exact" or (view.shards is None and products >= view.n):
         with view.counting(view.n, progress):
             exact = diagonal_of(view).to(view.dtype)
         return DiagonalEstimate(exact, torch.zeros_like(exact), view.products, "exact")

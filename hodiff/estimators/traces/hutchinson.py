@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import spans
 from hodiff.common.options import require_choice, require_int
 from hodiff.estimators.dense_matrix import columns
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
@@ -18,7 +18,7 @@ from hodiff.estimators.view import View, view_of
 
 def probed(view: View, count: int, kind: str, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate over groups of test vectors with their products, `count` columns in all."""
-    size = resolve_chunk_size(view.chunk_size, count, sum(view.shape) * view.dtype.itemsize, view.device)
+    size = view.group_size(count, sum(view.shape) * view.dtype.itemsize)
     for start, stop in spans(count, size):
         probes = draw(view, kind, stop - start, generator)
         yield probes, view.matmat(probes)
@@ -26,18 +26,18 @@ def probed(view: View, count: int, kind: str, generator: torch.Generator) -> Ite
 
 def trace(view: View, count: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
     r"""Compute the mean of $z^T A z$ and its standard error."""
-    return _mean(view, count, kind, generator, lambda z, product: z * product)
+    return _mean(view, count, kind, generator, view.dots)
 
 
 def squared_norm(view: View, count: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
     r"""Compute the mean of $\|A z\|^2$ and its standard error."""
-    return _mean(view, count, kind, generator, lambda z, product: product.square())
+    return _mean(view, count, kind, generator, lambda _, product: view.dots(product, product))
 
 
 def _mean(
     view: View, count: int, kind: str, generator: torch.Generator, terms: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[float, float]:
-    groups = [terms(precise(z), precise(product)).sum(0) for z, product in probed(view, count, kind, generator)]
+    groups = [terms(precise(z), precise(product)) for z, product in probed(view, count, kind, generator)]
     return mean_and_error(torch.cat(groups))
 
 
@@ -92,12 +92,14 @@ def frobenius_norm(
 
     Source: M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix", Commun. Stat. 18 (1989).
     """
-    view = view_of(A, "frobenius_norm", square=False, chunk_size=chunk_size)
+    view = view_of(A, "frobenius_norm", square=False, chunk_size=chunk_size, sharded_too=True)
     require_choice("frobenius_norm", "method", method, ["hutchinson", "exact"])
     require_choice("frobenius_norm", "probes", probes, PROBES)
-    require_int("frobenius_norm", "products", products, min(2, view.n))
+    require_int("frobenius_norm", "products", products, min(2, view.total))
     generator = generator_or_default("frobenius_norm", generator)
-    if method == "exact" or products >= view.n:
+    if method == "exact":
+        view.require_whole("method='exact'", 'use method="hutchinson"')
+    if method == "exact" or (view.shards is None and products >= view.n):
         with view.counting(view.n, progress):
             square = sum(precise(block).square().sum().item() for _, _, block in columns(view))
         return Estimate(square**0.5, 0.0, view.products, "exact")

@@ -146,15 +146,17 @@ def trace(
     Meyer, Musco, Musco, Woodruff, "Hutch++", SOSA 2021; Epperly, Tropp, Webber, "XTrace", SIAM J. Matrix Anal. Appl. 45
     (2024).
     """
-    view = view_of(A, "trace", chunk_size=chunk_size)
+    view = view_of(A, "trace", chunk_size=chunk_size, sharded_too=True)
     require_choice("trace", "method", method, [*METHODS, "exact"])
     if probes is not None:
         require_choice("trace", "probes", probes, PROBES)
+    if method != "hutchinson":
+        view.require_whole(f"method={method!r}", 'use method="hutchinson"')
     generator = generator_or_default("trace", generator)
     if method != "exact":
         algorithm, kind, least = METHODS[method]
-        require_int("trace", "products", products, min(least, view.n))
-    if method == "exact" or products >= view.n:
+        require_int("trace", "products", products, min(least, view.total))
+    if method == "exact" or (view.shards is None and products >= view.n):
         with view.counting(view.n, progress):
             return Estimate(diagonal_of(view).sum().item(), 0.0, view.products, "exact")
     with view.counting(products, progress):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_bools, require_generator, require_number
 from hodiff.common.overriding import overridable
+from hodiff.distributed.layouts import any_distributed
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention_arguments import (
     Band,
@@ -25,7 +26,7 @@ from hodiff.functions.attention.attention_arguments import (
     require_options,
 )
 from hodiff.functions.attention.attention_function import apply
-from hodiff.functions.attention.sharded import any_distributed, by_shards
+from hodiff.functions.attention.sharded import by_shards
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.torch_internals.tensors import broadcast_shape
@@ -121,7 +122,7 @@ def attend(
     if isinstance(mask, Tensor) and mask.dim() < 2:
         mask = mask[(None,) * (2 - mask.dim())]
     compiling = torch.compiler.is_compiling()
-    if not compiling and any_distributed(q, k, v, mask):
+    if not compiling and any_distributed((q, k, v, mask)):
 
         def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return attend(q, k, v, mask, scale, band, 0.0, None, enable_gqa, softcap)

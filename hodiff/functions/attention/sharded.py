@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +9,6 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-
-
-def any_distributed(*tensors: Any) -> bool:
-    """Whether a tensor is a DTensor; False if the module of DTensors is not loaded."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
 
 
 def by_shards(

@@ -23,14 +23,30 @@ R = TypeVar("R")
 
 
 def require_deterministic(
-    caller: str, value: Callable[[], Tensor], leaves: Sequence[Tensor], modules: Sequence[nn.Module]
+    caller: str,
+    value: Callable[[], Tensor],
+    leaves: Sequence[Tensor],
+    modules: Sequence[nn.Module],
+    together: Callable[[bool], bool] | None = None,
 ) -> None:
-    """Raise if a function returns another value the second time, and name the cause."""
+    """Raise if a function returns another value the second time, and name the cause.
+
+    Args:
+        caller: The operator, for error messages.
+        value: Evaluates the function.
+        leaves: The point.
+        modules: The modules that the function calls.
+        together: Tells whether all ranks that evaluate the function together say yes.
+
+    Raises:
+        InputError: If the values differ.
+    """
     if not all(map(has_numbers, leaves)):
         return
     state = RandomState(leaves)
     first, second = value(), value()
-    if same(first, second):
+    is_same = same(first, second)
+    if is_same if together is None else together(is_same):
         state.rewind()
         return
     state.rewind()

@@ -1,4 +1,4 @@
-"""Sums over the ranks of a process group."""
+"""Sums over the ranks of a process group, and batches that all ranks of a device mesh take together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.points import ShardedPoint
+from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Size
 
@@ -45,6 +48,90 @@ def sum_over_ranks(total: Tensor, size: Size, process_group: Any) -> tuple[Tenso
         return total, size
     total = total.contiguous()
     sizes = torch.tensor([size.divisor, size.factors], dtype=torch.float64, device=total.device)
-    dist.all_reduce(total, group=process_group)
-    dist.all_reduce(sizes, group=process_group)
+    with exchanging("adding up the products of ranks"):
+        dist.all_reduce(total, group=process_group)
+        dist.all_reduce(sizes, group=process_group)
     return total, Size(*sizes.tolist())
+
+
+class JointBatches:
+    """Batches of an operator whose parameters are sharded: all ranks of the mesh linearize at the same time.
+
+    Args:
+        caller: The operator, for error messages.
+        point: The operator's point.
+        mesh: The device mesh of the parameters.
+        process_group: The group whose ranks have different data, or None if all ranks have the same.
+
+    Raises:
+        InputError: If the group does not fit the mesh.
+    """
+
+    def __init__(self, caller: str, point: ShardedPoint, mesh: Any, process_group: Any):
+        self._caller, self._mesh = caller, mesh
+        self._fully = point.modules is not None
+        data_mesh: Any = mesh if point.modules is None else point.modules.mesh
+        # Ranks of a fully sharded model have different data, and each product is the sum over ranks already.
+        self.is_sum = self._fully and process_group is not None
+        self._data_mesh = data_mesh
+        if process_group is None:
+            return
+        ranks, own = set(dist.get_process_group_ranks(process_group)), dist.get_rank()
+        on_mesh = set(data_mesh.mesh.flatten().tolist())
+        if self._fully and ranks != on_mesh:
+            raise InputError(
+                f"{caller}: process_group: expected the ranks of the mesh of fully_shard, {sorted(on_mesh)}, got "
+                f"{sorted(ranks)}; pass the group of that mesh, such as torch.distributed.group.WORLD."
+            )
+        if not self._fully and ranks & on_mesh != {own}:
+            raise InputError(
+                f"{caller}: process_group: expected a group that has only this rank in common with the device mesh of "
+                f"the DTensors, {sorted(on_mesh)}, because a function of DTensors is one program of all their ranks, "
+                f"got {sorted(ranks)}; distribute the batches over the mesh, and omit process_group."
+            )
+
+    def _reduced(self, numbers: list[float], operation: str, mesh: Any = None) -> list[float]:
+        mesh = self._mesh if mesh is None else mesh
+        on_device = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type)
+        return reduce_over(mesh, on_device, operation).tolist()
+
+    def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers."""
+        return int(self._reduced([float(number)], "MIN")[0])
+
+    def all(self, told: bool) -> bool:
+        """Whether all ranks say yes."""
+        return bool(self._reduced([float(told)], "MIN")[0])
+
+    def weigh(self, size: Size | None) -> tuple[Size, float | None]:
+        """Exchange the sizes of the ranks' batches; None at the end of a rank's data.
+
+        Args:
+            size: The size of this rank's batch.
+
+        Returns:
+            The size of the joint batch, and the weight of this rank in it; None for the weight of a mean over ranks.
+
+        Raises:
+            InputError: If ranks have different numbers of batches, or other sizes without a process group.
+        """
+        own = Size() if size is None else size
+        present, divisor, factors = self._reduced(
+            [float(size is not None), own.divisor, own.factors], "SUM", self._data_mesh
+        )
+        if present not in (0, int(self._data_mesh.size())):
+            raise InputError(
+                f"{self._caller}: data: expected the same number of batches that count on every rank, because ranks "
+                f"gather parameters together, got a batch on {present:g} of {self._data_mesh.size()} ranks; split the "
+                "data evenly, or leave out the last batches."
+            )
+        if size is None or self.is_sum:
+            joint = Size(divisor, factors)
+            return joint, None if size is None else size.weight / joint.weight
+        low, high = self._reduced([own.divisor, own.factors], "MIN"), self._reduced([own.divisor, own.factors], "MAX")
+        if low != high:
+            raise InputError(
+                f"{self._caller}: data: expected batches of one size on all ranks, got {low[0]:g} to {high[0]:g} "
+                "examples; pass process_group if ranks have different data."
+            )
+        return own, None

@@ -324,6 +324,7 @@ def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOpe
         raise InputError(
             f"block: expected an operator that maps a space to itself, got {operator}; use the block of A.T @ A."
         )
+    operator.domain.require_whole("block", "an operator whose x has only these parameters")
     indices, labels = leaves_named(operator.domain, names)
     return RestrictedOperator(operator, indices, subspace(operator.domain, indices, labels))
 

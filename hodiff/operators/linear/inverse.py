@@ -20,6 +20,7 @@ class Solutions:
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
         require_choice("InverseOperator", "method", method, METHODS)
+        operator.domain.require_whole("InverseOperator", "A.solve(b), which supports them")
         m, n = operator.shape
         if m != n and method != RECTANGULAR:
             raise InputError(

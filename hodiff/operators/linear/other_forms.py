@@ -126,6 +126,7 @@ class Forms:
         """
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
+        self.domain.require_whole("to_dense", "products A @ v, or hodiff.estimators")
         return self._by_columns(self.multiply, chunk_size, progress)
 
     def to_sparse(self, coloring: Any, format: str = "csr") -> Any:
@@ -148,6 +149,7 @@ class Forms:
                 f"to_sparse: coloring: expected a Coloring, got {describe(coloring)}; hodiff.sparse.color(pattern) "
                 "creates one."
             )
+        self.domain.require_whole("to_sparse", "products A @ v, or hodiff.estimators")
         if coloring.shape != self.shape:
             raise InputError(
                 f"to_sparse: coloring: expected one of shape {self.shape}, got {coloring!r}; flat vectors have leaves "
@@ -185,7 +187,11 @@ class Forms:
 
         Returns:
             A `scipy.sparse.linalg.LinearOperator` of the same shape, in float32 or float64.
+
+        Raises:
+            InputError: If parameters are sharded over ranks.
         """
+        self.domain.require_whole("to_scipy", "hodiff.estimators")
 
         def multiplies(multiply: Any, space: Space) -> Any:
             def run(columns: np.ndarray) -> np.ndarray:

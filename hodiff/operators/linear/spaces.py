@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.trees import PyTree, describe, leaf_label, leaf_names, otherwise_arranged, strided
+from hodiff.distributed.layouts import is_distributed
+from hodiff.distributed.vectors import Shards
 from hodiff.errors import InputError
 
 
@@ -28,6 +30,8 @@ class Space:
         device: Device of flat vectors: the device of the first leaf.
         names: Path of each leaf in the pytree.
         joined: Whether each leaf is complex in the pytree; here it is real, with a last dimension of two.
+        shards: How the leaves lie on the ranks of a device mesh, if some are DTensors; shapes are then those of the
+            local parts, and flat vectors differ between ranks.
     """
 
     spec: pytree.TreeSpec
@@ -36,19 +40,30 @@ class Space:
     devices: tuple[torch.device, ...]
     names: tuple[str, ...] = field(repr=False)
     joined: tuple[bool, ...] = field(repr=False)
+    shards: Shards | None = field(default=None, repr=False)
 
     # Copying or pickling a TreeSpec makes torch warn; a tree of that structure does not.
     def __deepcopy__(self, _: dict[int, Any]) -> Space:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.require_whole("pickle", "operators on ordinary tensors; save the DTensors by torch.distributed.checkpoint")
         tree = pytree.tree_unflatten(list(range(len(self.shapes))), self.spec)
         return _remade, (tree, self.shapes, self.dtypes, self.devices, self.names, self.joined)
 
     @classmethod
-    def of(cls, tree: PyTree) -> Space:
-        """Return the space of pytrees in the form of this one."""
+    def of(cls, tree: PyTree, *, caller: str = "", sharded_too: bool = False) -> Space:
+        """Return the space of pytrees in the form of this one; raise if it has DTensors, unless they are supported."""
         given, spec = pytree.tree_flatten(tree)
+        shards = Shards.of(given)
+        if shards is not None and not sharded_too:
+            raise InputError(
+                f"{caller or 'operator'}: x: expected ordinary tensors, got DTensors, which HessianOperator, "
+                "GaussNewtonOperator, FisherOperator and EmpiricalFisherOperator support; use one of them, or "
+                "full_tensor() of the parameters."
+            )
+        if shards is not None:
+            given = [shards.local(each.detach(), i) for i, each in enumerate(given)]
         leaves = tuple(map(as_real, given))
         return cls(
             spec,
@@ -57,6 +72,7 @@ class Space:
             tuple(leaf.device for leaf in leaves),
             tuple(leaf_names(tree)),
             tuple(leaf.is_complex() for leaf in given),
+            shards,
         )
 
     @classmethod
@@ -94,6 +110,10 @@ class Space:
 
     def same(self, other: Space) -> bool:
         """Whether two spaces have the same vectors."""
+        if (self.shards is not None or other.shards is not None) and not (
+            self.shards and self.shards.same(other.shards)
+        ):
+            return False
         return (self.spec, self.shapes, self.dtypes, self.devices, self.joined) == (
             other.spec,
             other.shapes,
@@ -108,6 +128,8 @@ class Space:
             return True
         if not isinstance(value, Tensor) or not self.spec.is_leaf():
             return False
+        if self.shards is not None:
+            return is_distributed(value)
         if self.joined[0]:
             return value.is_complex()
         return value.dim() != 1 and value.shape == self.shapes[0]
@@ -156,6 +178,8 @@ class Space:
                 f"{caller}: {name} does not have the structure of the operator's vectors: {detail}; pass one tensor "
                 f"for each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."
             )
+        if self.shards is not None:
+            leaves = self._local(self.shards, leaves, caller, name)
         for label, inner, joined, leaf in zip(self.names, self.shapes, self.joined, leaves, strict=True):
             shape = inner[:-1] if joined else inner
             if not isinstance(leaf, Tensor) or leaf.shape != shape or leaf.is_complex() != joined:
@@ -172,7 +196,35 @@ class Space:
 
     def tree_of(self, leaves: Sequence[Tensor]) -> PyTree:
         """Return leaves as a pytree, complex where `joined` says so."""
+        if self.shards is not None:
+            return pytree.tree_unflatten([self.shards.leaf(each, i) for i, each in enumerate(leaves)], self.spec)
         return pytree.tree_unflatten(list(map(as_complex, leaves, self.joined)), self.spec)
+
+    def local_leaves(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the parts of a point's leaves that lie on this rank."""
+        return list(leaves) if self.shards is None else [self.shards.local(each, i) for i, each in enumerate(leaves)]
+
+    def require_whole(self, caller: str, remedy: str) -> None:
+        """Raise if vectors are sharded over ranks."""
+        if self.shards is not None:
+            raise InputError(
+                f"{caller}: A: expected an operator whose vectors lie on one process, got one on sharded parameters "
+                f"({self.shards.count:,} numbers on {self.shards.mesh}); use {remedy}."
+            )
+
+    def _local(self, shards: Shards, leaves: Sequence[Any], caller: str, name: str) -> list[Any]:
+        for i, (leaf, layout, label) in enumerate(zip(leaves, shards.layouts, self.names, strict=True)):
+            if not isinstance(leaf, Tensor) or not shards.fits(leaf, i):
+                like = (
+                    f"a DTensor {tuple(layout.shape)} on {layout.mesh}"
+                    if is_distributed(shards.given[i])
+                    else "a tensor"
+                )
+                raise InputError(
+                    f"{caller}: {name} does not match at {label or 'its only leaf'}: expected {like}, got "
+                    f"{type(leaf).__name__}; create {name} with tensors like each leaf, such as by torch.zeros_like."
+                )
+        return self.local_leaves(leaves)
 
     def select(self, indices: Sequence[int]) -> list[Any]:
         """Return the slices of some leaves in a flat vector."""

@@ -21,12 +21,13 @@ from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.route_choice import refused
+from hodiff.distributed.points import ShardedPoint
 from hodiff.errors import InputError
 from hodiff.kernels.turning import turned
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import read_unchanged, require_deterministic
-from hodiff.operators.data.distributed import rank_in, size_of, sum_over_ranks
+from hodiff.operators.data.distributed import JointBatches, rank_in, size_of, sum_over_ranks
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, Portable, converted_data, require_no_group
@@ -73,7 +74,9 @@ class CurvatureOperator(Portable, LinearOperator):
         # Batches of a loader do not exist yet, so only lists and tuples are checked.
         require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x", complex_too=True)
-        super().__init__(Space.of(x), symmetric=True)
+        super().__init__(Space.of(x, caller=caller, sharded_too=True), symmetric=True)
+        self._joint = self._joint_batches(leaves, functions, args, options)
+        self._weight: float | None = None
         if options.process_group is not None and data is None and reduction == "mean":
             raise InputError(
                 f"{caller}: data: expected batches, because the mean over ranks is weighted by numbers of examples, "
@@ -97,7 +100,26 @@ class CurvatureOperator(Portable, LinearOperator):
             )
         dynamic = options.compile == "dynamic"
         self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if options.compile else None
-        self.relocate(tuple(map(as_point, leaves)), self.domain)
+        self.relocate(self._point_of(leaves), self.domain)
+
+    def _joint_batches(
+        self, leaves: Sequence[Tensor], functions: Sequence[Callable[..., Any]], args: Any, options: CurvatureOptions
+    ) -> JointBatches | None:
+        """Return how ranks take batches together, if parameters are sharded."""
+        shards = self.domain.shards
+        if shards is None:
+            return None
+        if options.compile:
+            raise InputError(
+                f"{options.caller}: compile: expected False for sharded parameters, whose moves between ranks are not "
+                f"captured, got {options.compile!r}; omit compile."
+            )
+        point = ShardedPoint.of(options.caller, leaves, partial(modules_in, *functions, *args))
+        assert point is not None
+        return JointBatches(options.caller, point, shards.mesh, options.process_group)
+
+    def _point_of(self, leaves: Sequence[Tensor]) -> Leaves:
+        return tuple(map(as_point, self.domain.local_leaves([leaf.detach() for leaf in leaves])))
 
     def _told(self) -> list[tuple[str, object]]:
         names = ", ".join(name_of(getattr(self, each)) for each in self.functions)
@@ -114,6 +136,7 @@ class CurvatureOperator(Portable, LinearOperator):
         self._forget()
 
     def _require_portable(self) -> None:
+        self.domain.require_whole("copy", "a new operator")
         self._point.require_unchanged(type(self).__name__)
         require_no_group(type(self).__name__, self.process_group)
 
@@ -168,13 +191,14 @@ class CurvatureOperator(Portable, LinearOperator):
         """
         require_constant(f"{type(self).__name__}.at", x)
         leaves, _ = flatten_primals(x, f"{type(self).__name__}.at", "x", complex_too=True)
-        if not self.domain.same(Space.of(x)):
+        space = Space.of(x, sharded_too=True)
+        if not self.domain.same(space):
             raise InputError(
                 f"{type(self).__name__}.at: x: expected the structure, shapes, dtypes and devices of the first point, "
-                f"{self.domain.size} numbers, got {Space.of(x).size}; create a new operator for other parameters."
+                f"{self.domain.size} numbers, got {space.size}; create a new operator for other parameters."
             )
         other = copy.copy(self)
-        other.relocate(tuple(map(as_point, leaves)), self.domain)
+        other.relocate(self._point_of(leaves), self.domain)
         return other
 
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
@@ -188,6 +212,7 @@ class CurvatureOperator(Portable, LinearOperator):
     @leave_inference_mode
     def converted(self, conversion: Conversion) -> Any:
         """See `LinearOperator.to`."""
+        self.domain.require_whole("to", "an operator on converted parameters")
         if any(is_restricted(getattr(self, name)) for name in self.functions):
             raise InputError(f"to: A: expected a whole operator, got a block, {self}; use the block of A.to(...).")
         self._point.require_unchanged(type(self).__name__)
@@ -204,7 +229,12 @@ class CurvatureOperator(Portable, LinearOperator):
 
     def _forget(self) -> None:
         self._kept = KeptLinearizations(
-            type(self).__name__, self.batches, self.cache, self.memory_budget, compare=self._checks
+            type(self).__name__,
+            self.batches,
+            self.cache,
+            self.memory_budget,
+            compare=self._checks,
+            joint=self._joint,
         )
 
     @leave_inference_mode
@@ -223,6 +253,7 @@ class CurvatureOperator(Portable, LinearOperator):
         """Compute the matrix as `LinearOperator.to_dense` does, but linearize every batch only once."""
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
+        self.domain.require_whole("to_dense", "products A @ v, or hodiff.estimators")
         self._point.require_unchanged(type(self).__name__)
         with torch.no_grad(), refused(type(self).__name__):
             return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
@@ -247,7 +278,8 @@ class CurvatureOperator(Portable, LinearOperator):
         if total is None:
             # A rank without data must take part, because the other ranks wait for it.
             total = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        total, sizes = sum_over_ranks(total, sizes, self.process_group)
+        if self._joint is None or not self._joint.is_sum:
+            total, sizes = sum_over_ranks(total, sizes, self.process_group)
         if not sizes.divisor:
             raise self.batches.empty()
         return total / sizes.weight if self.batches.reduction == "mean" and sizes.weight != 1.0 else total
@@ -256,6 +288,8 @@ class CurvatureOperator(Portable, LinearOperator):
         """Compute one batch's products, in groups of columns that fit the memory budget."""
         k = block.shape[1]
         size = resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
+        if self._joint is not None and k > 1:
+            size = self._joint.least(size)
         # Transpose once, because splitting into leaves and groups would read the whole block each time.
         rows = turned(block)
         if size == k:
@@ -275,13 +309,16 @@ class CurvatureOperator(Portable, LinearOperator):
             if self._must_check:
                 self._require_deterministic(args)
                 self._must_check = False
+            size = self._size(args, batch)
+            if self._joint is not None:
+                size, self._weight = self._joint.weigh(size)
             prepared = self._prepare(args, index)
             # A function may be deterministic on the first batch and draw random numbers on another.
             draw = RandomState(self.leaves) if index and self._checks else None
             linearization = self._linearized(prepared)
             if draw is not None and draw.advanced and self._draw_seed is None:
                 self._require_deterministic(args)
-            return linearization, self._size(args, batch)
+            return linearization, size
 
     def _draws_of(self, index: int) -> AbstractContextManager[None]:
         if self._draw_seed is None:
@@ -298,7 +335,8 @@ class CurvatureOperator(Portable, LinearOperator):
             with attributes_put_back(self._held_modules), nullcontext() if draw is None else draw.replayed():
                 return self._value(args)
 
-        require_deterministic(type(self).__name__, value, self.leaves, self._held_modules)
+        together = None if self._joint is None else self._joint.all
+        require_deterministic(type(self).__name__, value, self.leaves, self._held_modules, together)
 
     def _linearized(self, args: tuple[Any, ...]) -> Linearization:
         if self._compiled is not None:

@@ -61,7 +61,8 @@ class HessianOperator(CurvatureOperator):
             arguments after the point: another size reuses the graph if the function allows it, and its first product is
             compared with the eager product, too.
         process_group: Process group of `torch.distributed` over whose ranks the operator is summed. Each rank has its
-            own `data`, which may be empty, and the same `x` and `v`.
+            own `data`, which may be empty, and the same `x` and `v`. Parameters may be sharded over ranks, as DTensors
+            or by `fully_shard`: vectors are then sharded, too, and ranks need equally many batches.
         cache: Whether to keep the linearizations of batches for the next product: "auto" keeps as many as
             `memory_budget` allows, True all, False none. Without data the single linearization is always kept.
         memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; a linearization counts with the size
@@ -136,11 +137,19 @@ class HessianOperator(CurvatureOperator):
 
     def block(self, names: str | Sequence[str]) -> HessianOperator:
         """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""
+        self.domain.require_whole("block", "an operator whose x has only these parameters")
         return restrict(self, names, ("f",))
 
     def _bound(self, leaves: Leaves, args: tuple[Any, ...]) -> BoundFunction:
         return bind(
-            "HessianOperator", self.f, (self._tree(leaves), *args), name="x", correct=self.correct, complex_too=True
+            "HessianOperator",
+            self.f,
+            (self._tree(leaves), *args),
+            name="x",
+            correct=self.correct,
+            complex_too=True,
+            sharded_too=True,
+            weight=self._weight,
         )
 
     def _value(self, args: tuple[Any, ...]) -> Tensor:
@@ -151,6 +160,7 @@ class HessianOperator(CurvatureOperator):
         function = self._bound(self.leaves, args)
 
         def attempt(name: str) -> Linearization:
+            function.require_route(name)
             return _RecordedHessian(function) if name == ROUTES[0] else self._routed(function, name)
 
         return follow(self.route, "HessianOperator", attempt)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import Mark, another_function, mark_of
+from hodiff.operators.data.distributed import JointBatches
 
 Leaves = tuple[Tensor, ...]
 
@@ -33,7 +34,17 @@ class Linearization(Protocol):
 class KeptLinearizations:
     """Linearizations of all batches at one point; those not cached are recomputed in each pass, and must not change."""
 
-    def __init__(self, caller: str, batches: Batches, cache: bool | str, memory_budget: int, *, compare: bool):
+    def __init__(
+        self,
+        caller: str,
+        batches: Batches,
+        cache: bool | str,
+        memory_budget: int,
+        *,
+        compare: bool,
+        joint: JointBatches | None = None,
+    ):
+        self._joint = joint
         self._caller, self._batches, self._compare = caller, batches, compare
         self._cache, self._budget = cache, memory_budget
         self._kept: dict[int, tuple[Linearization, Size]] = {}
@@ -55,6 +66,8 @@ class KeptLinearizations:
         for batch in self._batches:
             count += 1
             if batch.index in self._kept:
+                if self._joint is not None:
+                    self._joint.weigh(batch.size)
                 yield self._kept[batch.index]
                 continue
             linearization, size = make(batch)
@@ -65,6 +78,8 @@ class KeptLinearizations:
                 if not mark.agrees(known):
                     raise another_function(self._caller, batch.index)
             yield linearization, size
+        if self._joint is not None:
+            self._joint.weigh(None)
         self._count = count
 
     def _keeps(self, linearization: Linearization) -> bool:
@@ -72,4 +87,8 @@ class KeptLinearizations:
             return True
         if not self._cache:
             return False
-        return self._cache != "auto" or self.nbytes + linearization.nbytes <= self._budget
+        if self._cache != "auto":
+            return True
+        fits = self.nbytes + linearization.nbytes <= self._budget
+        # Ranks that do not keep a linearization compute it again, and all ranks must take part.
+        return fits if self._joint is None else self._joint.all(fits)

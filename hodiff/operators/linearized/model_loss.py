@@ -107,6 +107,7 @@ class ModelLossOperator(CurvatureOperator):
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:
         """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""
+        self.domain.require_whole("block", "an operator whose x has only these parameters")
         restricted: ModelLossOperator = restrict(self, names, ("model",))
         return restricted
 
@@ -135,7 +136,8 @@ class ModelLossOperator(CurvatureOperator):
 
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
         with refused(type(self).__name__):
-            return _RecordedModelLoss(*self._halves(self.leaves, args))
+            model, matrix = self._halves(self.leaves, args)
+            return _RecordedModelLoss(model, matrix, model.weight)
 
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
         model, matrix = self._halves(leaves, args)
@@ -148,7 +150,16 @@ class ModelLossOperator(CurvatureOperator):
 
     def _bound(self, leaves: Leaves, inputs: Any) -> BoundFunction:
         caller, args = type(self).__name__, (self._tree(leaves), inputs)
-        return bind(caller, self.model, args, name="x", correct=self.correct, complex_too=True)
+        return bind(
+            caller,
+            self.model,
+            args,
+            name="x",
+            correct=self.correct,
+            complex_too=True,
+            sharded_too=True,
+            weight=self._weight,
+        )
 
     def _bound_loss(self, outputs: PyTree, targets: Any) -> BoundFunction:
         caller = f"{type(self).__name__}: loss"
@@ -156,9 +167,9 @@ class ModelLossOperator(CurvatureOperator):
 
 
 class _RecordedModelLoss:
-    def __init__(self, model: RecordedModel, matrix: OutputMatrix):
+    def __init__(self, model: RecordedModel, matrix: OutputMatrix, weight: float):
         self._model = model
-        self._matrix = matrix
+        self._matrix = matrix if weight == 1.0 else _Weighted(matrix, weight)
         self.bytes_each = model.bytes_each
         self.nbytes = self.bytes_each
         self.value = model.outputs
@@ -169,6 +180,21 @@ class _RecordedModelLoss:
             pushed = self._model.push([v[0] for v in tangents])
             return tuple(p[None] for p in self._model.pull(self._matrix.product(pushed)))
         return self._model.pull_many(self._matrix.products(self._model.push_many(tangents)))
+
+
+class _Weighted:
+    """A matrix times the weight of this rank's outputs among those of all ranks."""
+
+    def __init__(self, matrix: OutputMatrix, weight: float):
+        self._matrix, self._weight = matrix, weight
+
+    def product(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return tuple(self._weight * each for each in self._matrix.product(vectors))
+
+    def products(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return tuple(self._weight * each for each in self._matrix.products(vectors))
 
 
 def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:

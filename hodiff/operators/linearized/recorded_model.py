@@ -37,11 +37,18 @@ class RecordedModel:
         outputs: Leaves of the model's result, detached.
         spec: Structure of the result.
         bytes_each: Bytes of intermediate results for one vector.
+        weight: Weight of this rank's outputs among those of all ranks.
     """
 
     # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
     @torch.enable_grad()
     def __init__(self, function: BoundFunction, recording: Recording[tuple[PyTree, PyTree]] | None = None):
+        self.weight = 1.0 if function.sharded is None else function.sharded.own_weight
+        function.recorded(lambda: self._record(function, recording))
+        if lacks_derivatives(*self._pulled):
+            self.push([torch.zeros_like(leaf) for leaf in self._primals])
+
+    def _record(self, function: BoundFunction, recording: Recording[tuple[PyTree, PyTree]] | None) -> None:
         mode = Corrections(lean=True, many=True)
         recording = recording or Recording(
             lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves]
@@ -73,8 +80,6 @@ class RecordedModel:
         self._pulled = [get_gradient_edge(each) for each in live.values()]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
         self.bytes_each = 2 * cotangent_bytes(*self._pulled)
-        if lacks_derivatives(*self._pulled):
-            self.push([torch.zeros_like(leaf) for leaf in self._primals])
 
     def push(self, tangents: Sequence[Tensor]) -> Leaves:
         """Compute the product `J v`."""

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_co
 
 from hodiff.common.tensor_rules import by_tensor_rule
 from hodiff.corrections.mechanism.mode import Corrections
+from hodiff.distributed.fully_sharded import refuse_checkpoint
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.surroundings import Surroundings
@@ -52,6 +53,7 @@ def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, 
     """Run torch's checkpoint, or hodiff's where corrections are active."""
     if not callable(function):
         return own()(function, *args, **kwargs)
+    refuse_checkpoint(_NAME)
     if not _are_active():
         return own()((_Again if _OF_TORCH.get() else _Uncorrected)(function), *args, **kwargs)
     options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}

@@ -14,11 +14,11 @@ from torch.autograd import Function
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.subclasses import for_subclasses
+from hodiff.distributed.layouts import any_distributed
 from hodiff.errors import RouteError
 from hodiff.functions.attention.attention import attend, attention
 from hodiff.functions.attention.attention_arguments import Band, require_options
 from hodiff.functions.attention.packed import packed_attention
-from hodiff.functions.attention.sharded import any_distributed
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax
@@ -55,7 +55,7 @@ def _attention_of_subclasses(
 ) -> Any:
     """Attention of sharded tensors, or of jagged ones, (B, H, j, E) by `transpose(1, 2)` of jagged (B, j, H, E)."""
     given = (query, key, value)
-    if any_distributed(*given, attn_mask):
+    if any_distributed((*given, attn_mask)):
         if not may_be_differentiated((*given, attn_mask)) or (is_causal and attn_mask is not None):
             return NotImplemented
         require_options(scale, dropout_p)

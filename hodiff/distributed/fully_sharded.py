@@ -1,0 +1,285 @@
+"""Modules under `fully_shard`, run as functions of the shards of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from hodiff.distributed.layouts import Layout, is_distributed
+from hodiff.distributed.linear_maps import as_dtensor, gather
+from hodiff.distributed.regathering import saved_by_shard
+from hodiff.errors import InputError
+from hodiff.torch_internals.fully_sharded import (
+    data_mesh_of,
+    is_fully_sharded,
+    is_gathered,
+    offloads,
+    precision_of,
+    without_hooks,
+)
+from hodiff.torch_internals.modules import parameters_by_name
+from hodiff.torch_internals.tensors import without_memory
+from hodiff.torch_internals.threads import one_thread_at_a_time
+
+# Reads of a tensor that need no numbers.
+_FORM = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_sparse", "is_meta", "is_nested"}
+_FORM |= {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size", "__len__"}
+
+
+class ShardedParameter(Tensor):
+    """Stand-in for a sharded parameter: its form is known, and any torch function receives the gathered tensor."""
+
+    shard: Tensor
+    layout_on_mesh: Layout
+
+    @staticmethod
+    def __new__(cls: type[ShardedParameter], shard: Tensor, layout: Layout) -> ShardedParameter:
+        """Create the stand-in; nothing is gathered yet."""
+        made = without_memory(cls, shard, layout.shape)
+        made.shard, made.layout_on_mesh = shard, layout
+        return made
+
+    def full_tensor(self) -> Tensor:
+        """Gather the parameter, as `DTensor.full_tensor` does."""
+        return self.full_tensor_in(None)
+
+    def full_tensor_in(self, dtype: torch.dtype | None) -> Tensor:
+        """Gather the parameter, and convert it to the dtype of a mixed precision policy."""
+        whole = gather(self.shard, self.layout_on_mesh)
+        if dtype is not None:
+            whole = whole.to(dtype)
+        saved_by_shard(whole, self.shard, self.layout_on_mesh)
+        rest = self.layout_on_mesh.rest
+        return whole if rest is None else as_dtensor(whole, rest)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function with the gathered tensors."""
+        name = getattr(func, "__name__", "")
+        if (getattr(func.__self__, "__name__", "") if name == "__get__" else name) in _FORM:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        args, kwargs = _whole((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Raise, because no function may see a stand-in as a tensor."""
+        raise InputError(
+            f"f: expected functions of torch on the parameters of a fully sharded module, got {func} on a part that is "
+            "not gathered; call full_tensor() of the parameter first."
+        )
+
+
+# Whether fully sharded modules run as functions of their shards.
+_running: ContextVar[bool] = ContextVar("running", default=False)
+
+
+def refuse_checkpoint(name: str) -> None:
+    """Raise where fully sharded modules run, because a checkpoint would run again with other parameters."""
+    if _running.get():
+        raise InputError(
+            f"{name}: f: expected fully sharded modules without activation checkpointing, which hodiff does not "
+            "support for their derivatives, got a call of it; switch it off: graphs store no gathered parameters."
+        )
+
+
+def _whole(tree: Any) -> Any:
+    return pytree.tree_map_only(ShardedParameter, ShardedParameter.full_tensor, tree)
+
+
+class FullyShardedModules:
+    """Modules under `fully_shard` that a function calls.
+
+    Args:
+        caller: The public function, for error messages.
+        modules: All modules that the function reaches.
+
+    Attributes:
+        mesh: The mesh over which parameters are sharded and data are split.
+    """
+
+    def __init__(self, caller: str, modules: Sequence[nn.Module]):
+        self._caller = caller
+        self._units = list(dict.fromkeys(part for each in modules for part in each.modules() if is_fully_sharded(part)))
+        meshes = [mesh for unit in self._units for mesh in data_mesh_of(unit)]
+        if len(set(meshes)) > 1:
+            raise InputError(
+                f"{caller}: f: expected modules that fully_shard splits over one device mesh, got {len(set(meshes))}; "
+                "call fully_shard with the same mesh for all modules."
+            )
+        if any(map(offloads, self._units)):
+            raise InputError(
+                f"{caller}: f: expected fully sharded parameters on the device of the mesh, got a CPUOffloadPolicy; "
+                "call fully_shard without offload_policy."
+            )
+        self.mesh = meshes[0] if meshes else None
+        self._slots = {unit: _slots_of(unit) for unit in self._units}
+        self._all_slots = (
+            list(
+                {
+                    (id(own), name): (own, name)
+                    for each in modules
+                    for part in each.modules()
+                    for own in (parameters_by_name(part),)
+                    for name in own
+                }.values()
+            )
+            if self._units
+            else []
+        )
+
+    @property
+    def names(self) -> str:
+        """The types of the modules."""
+        return ", ".join(sorted({type(each).__name__ for each in self._units}))
+
+    def shard(self, leaves: Sequence[Any]) -> None:
+        """Shard modules that a forward pass has left gathered; raise if a leaf is a gathered parameter."""
+        gathered: list[Any] = [unit for unit in self._units if is_gathered(unit)]
+        if gathered and any(isinstance(each, nn.Parameter) and not is_distributed(each) for each in leaves):
+            raise InputError(
+                f"{self._caller}: x: expected the parameters of sharded modules, got parameters that a forward pass "
+                "left gathered; call reshard() of the modules under fully_shard, then take named_parameters()."
+            )
+        for unit in gathered:
+            unit.reshard()
+
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
+    @contextmanager
+    def running(self, given: Mapping[int, Tensor], layout_for: Callable[[Any], Layout]) -> Iterator[None]:
+        """Run within the context as functions of stand-ins.
+
+        Args:
+            given: Stand-ins by the id of the parameter for which they stand.
+            layout_for: Returns the layout of a parameter without a stand-in, which is a constant.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(one_thread_at_a_time())
+            stack.callback(_running.reset, _running.set(True))
+            stack.enter_context(refusing_others(self._caller, self._units))
+            stack.enter_context(_exchanged(self._all_slots, lambda each: _stand_in(each, given, layout_for)))
+            for unit in self._units:
+                stack.enter_context(without_hooks(unit))
+            for unit in self._units:
+                stack.enter_context(self._gathering(unit))
+            yield
+
+    @contextmanager
+    def _gathering(self, unit: nn.Module) -> Iterator[None]:
+        """Gather the parameters of a unit for the duration of each of its calls."""
+        calls: list[ExitStack] = []
+        precision = precision_of(unit)
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            memory: dict[int, Tensor] = {}
+
+            def whole(each: Any) -> Any:
+                if type(each) is not ShardedParameter:
+                    return each
+                if id(each) not in memory:
+                    memory[id(each)] = each.full_tensor_in(precision.param_dtype)
+                return memory[id(each)]
+
+            calls.append(ExitStack())
+            calls[-1].enter_context(_exchanged(self._slots[unit], whole))
+            if precision.cast_forward_inputs:
+                args, kwargs = _cast((args, kwargs), precision.param_dtype)
+            return args, kwargs
+
+        def leave(_: nn.Module, args: Any, output: Any) -> Any:
+            if calls:
+                calls.pop().close()
+            return _cast(output, precision.output_dtype)
+
+        before = unit.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        after = unit.register_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            while calls:
+                calls.pop().close()
+
+
+@contextmanager
+def refusing_others(caller: str, units: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Raise within the context if a fully sharded module is called that is not one of some units."""
+    known = set(map(id, units))
+
+    def require_known(module: nn.Module, _: Any) -> None:
+        if is_fully_sharded(module) and id(module) not in known:
+            raise InputError(
+                f"{caller}: f: expected every fully sharded module to be an argument of f or closed over by f, got a "
+                f"call of {type(module).__name__}, which f reaches otherwise; pass it as an argument."
+            )
+
+    hook = register_module_forward_pre_hook(require_known)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def require_no_fully_sharded(caller: str, modules: Iterable[nn.Module]) -> None:
+    """Raise if a module is under `fully_shard`."""
+    for module in modules:
+        for each in module.modules():
+            if is_fully_sharded(each):
+                raise InputError(
+                    f"{caller}: f: expected modules that are not under fully_shard, got {type(each).__name__}, whose "
+                    f"ranks would have to take the same steps; use the model before fully_shard is applied."
+                )
+
+
+def _cast(tree: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None:
+        return tree
+
+    def cast(each: Tensor) -> Tensor:
+        return each.to(dtype) if each.is_floating_point() else each
+
+    return pytree.tree_map_only(Tensor, cast, tree)
+
+
+def _slots_of(unit: nn.Module) -> list[tuple[Any, str]]:
+    """Return the places of all parameters of a unit, except those of units inside of it."""
+    slots: list[tuple[Any, str]] = []
+    stack = [unit]
+    while stack:
+        module = stack.pop()
+        own = parameters_by_name(module)
+        slots += [(own, name) for name, each in own.items() if each is not None]
+        stack += [each for each in module.children() if not is_fully_sharded(each)]
+    return slots
+
+
+@contextmanager
+def _exchanged(slots: Sequence[tuple[Any, str]], exchange: Callable[[Any], Any]) -> Iterator[None]:
+    held = [own[name] for own, name in slots]
+    try:
+        for (own, name), each in zip(slots, held, strict=True):
+            own[name] = exchange(each)
+        yield
+    finally:
+        for (own, name), each in zip(slots, held, strict=True):
+            own[name] = each
+
+
+def _stand_in(parameter: Any, given: Mapping[int, Tensor], layout_for: Callable[[Any], Layout]) -> Any:
+    if id(parameter) in given:
+        return given[id(parameter)]
+    if not is_distributed(parameter):
+        return parameter
+    return ShardedParameter(parameter.detach().to_local(), layout_for(parameter))
