@@ -6,7 +6,7 @@ import torch
 
 import hodiff
 from hodiff.optim import SOAP, Shampoo
-from hodiff.optim.kronecker.kronecker_optimizer import multiplied, second_moment, working_shape
+from hodiff.optim.kronecker.kronecker_optimizer import multiplied, vectors_along, working_shape
 
 D = torch.float64
 RNG = np.random.default_rng(0)
@@ -187,12 +187,13 @@ def test_working_shapes_merge_small_dimensions():
 
 
 def test_products_with_matrix_diagonal_and_identity_factors_match():
-    tensor, matrix, diagonal = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 2, dtype=D), torch.randn(4, dtype=D)
-    expected = torch.einsum("ijk,ai,k->ajk", tensor, matrix, diagonal)
-    torch.testing.assert_close(multiplied(tensor, [matrix, None, diagonal]), expected)
-    expected = torch.einsum("ijk,ia,k->ajk", tensor, matrix, diagonal)
-    torch.testing.assert_close(multiplied(tensor, [matrix, None, diagonal], transposed=True), expected)
-    torch.testing.assert_close(second_moment(tensor, 1, True), second_moment(tensor, 1, False).diagonal())
+    tensors, matrices, diagonals = (torch.randn(*size, dtype=D) for size in [(5, 2, 3, 4), (5, 2, 2), (5, 4)])
+    expected = torch.einsum("bijk,bai,bk->bajk", tensors, matrices, diagonals)
+    torch.testing.assert_close(multiplied(tensors, [matrices, None, diagonals]), expected)
+    expected = torch.einsum("bijk,bia,bk->bajk", tensors, matrices, diagonals)
+    torch.testing.assert_close(multiplied(tensors, [matrices, None, diagonals], transposed=True), expected)
+    vectors = vectors_along(tensors, 1)
+    torch.testing.assert_close(vectors @ vectors.mT, torch.einsum("bijk,biak->bja", tensors, tensors))
 
 
 @pytest.mark.parametrize("make", [Shampoo, SOAP])
