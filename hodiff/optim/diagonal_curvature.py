@@ -16,7 +16,6 @@ from hodiff.optim.recorded_losses import gradient_of
 from hodiff.optim.training_optimizer import Group, together
 from hodiff.torch_internals import many_tensors as many
 
-
 RADEMACHER = "rademacher"
 
 
@@ -64,7 +63,14 @@ class HutchinsonOptimizer(DiagonalOptimizer):
             return [self._vector(p) for p in parameters]
         # A CPU generator draws the same signs for all parameters at once as for each; the probes draw 64-bit integers.
         sizes = [p.numel() for p in parameters]
-        signs = torch.empty(sum(sizes), dtype=torch.float32).random_(0, 2, generator=generator).mul_(2).sub_(1).to(parameters[0].device)
+        signs = (
+            torch
+            .empty(sum(sizes), dtype=torch.float32)
+            .random_(0, 2, generator=generator)
+            .mul_(2)
+            .sub_(1)
+            .to(parameters[0].device)
+        )
         return [each.view(p.shape).to(p) for p, each in zip(parameters, signs.split(sizes), strict=True)]
 
     def _vector(self, parameter: Tensor) -> Tensor:

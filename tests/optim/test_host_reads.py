@@ -50,7 +50,13 @@ def reads(run):
 def test_reads_are_counted():
     x = torch.arange(3.0)
     ways = [x[0].item, x.tolist, lambda: bool(x.any()), lambda: float(x[1]), lambda: int(x[1]), lambda: x[x > 1]]
-    ways += [x.nonzero, lambda: torch.equal(x, x), x.numpy, lambda: torch.allclose(x, x), lambda: x.masked_select(x > 1)]
+    ways += [
+        x.nonzero,
+        lambda: torch.equal(x, x),
+        x.numpy,
+        lambda: torch.allclose(x, x),
+        lambda: x.masked_select(x > 1),
+    ]
     for way in ways:
         assert reads(way) >= 1, way
     assert reads(lambda: x.clamp(min=1).sum().sqrt()) == 0
