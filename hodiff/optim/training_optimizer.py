@@ -35,11 +35,11 @@ def is_plain(parameter: Tensor) -> bool:
 def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Group parameters and gradients by dtype and device; parameters that step alone have lists of their own."""
     wanted = group.get("foreach")
+    alone = wanted is False or isinstance(group["lr"], Tensor)
     lists: dict[Any, list[Pair]] = {}
     for pair in pairs:
         parameter = pair[0]
-        plain = is_plain(parameter) and not isinstance(group["lr"], Tensor)
-        joins = plain and wanted is not False and (wanted or parameter.numel() < _LARGE)
+        joins = not alone and is_plain(parameter) and (wanted or parameter.numel() < _LARGE)
         lists.setdefault((parameter.dtype, parameter.device) if joins else id(parameter), []).append(pair)
     return list(lists.values())
 

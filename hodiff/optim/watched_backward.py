@@ -67,17 +67,19 @@ class CorrectedCalls:
     def _enter(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        if self._calls:
-            self._calls.append(module)
+        calls = self._calls
+        if calls:
+            calls.append(module)
         elif (mode := self._mode_for(list(module.parameters()))) is not None:
             self._here.mode = mode
             mode.__enter__()
-            self._calls.append(module)
+            calls.append(module)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and self._calls and self._calls[-1] is module:
-            self._calls.pop()
-            if not self._calls:
+        calls = [] if torch.compiler.is_compiling() else self._calls
+        if calls and calls[-1] is module:
+            calls.pop()
+            if not calls:
                 self._here.mode.__exit__(None, None, None)
 
 
