@@ -32,6 +32,7 @@ from hodiff.torch_internals.compilers.dynamo import (
     run_uncompiled_where,
     watch_compiled_code,
 )
+from hodiff.torch_internals.interception import active_function_modes, function_mode_count
 
 
 class CorrectedCalls:
@@ -70,7 +71,7 @@ class CorrectedCalls:
         calls = self._calls
         if calls:
             calls.append(module)
-        elif (mode := self._mode_for(list(module.parameters()))) is not None:
+        elif not _is_corrected() and (mode := self._mode_for(list(module.parameters()))) is not None:
             self._here.mode = mode
             mode.__enter__()
             calls.append(module)
@@ -81,6 +82,11 @@ class CorrectedCalls:
             calls.pop()
             if not calls:
                 self._here.mode.__exit__(None, None, None)
+
+
+def _is_corrected() -> bool:
+    """Whether a closure or a transform of hodiff already corrects this thread's calls; twice would only cost time."""
+    return bool(function_mode_count()) and any(type(each) is Corrections for each in active_function_modes())
 
 
 class Observer:
