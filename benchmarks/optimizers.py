@@ -1,23 +1,27 @@
-"""Cost of a step of every optimizer in `hodiff.optim`, in gradients of the same loss, raced in one process."""
+"""Cost of a step of every optimizer in `hodiff.optim`, in gradients of the same loss and in steps of AdamW."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
 from benchmarks.report import table
 from benchmarks.training.tasks import TASKS
 from hodiff.optim import KFAC, SAM, SOAP, AdaHessian, NewtonCG, Shampoo, SophiaG, SophiaH
+from hodiff.optim.curvature_optimizer import CurvatureOptimizer
+from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
+from hodiff.optim.watched_backward import wait
 
-Step = Callable[[], Any]
 Batch = tuple[nn.Module, Tensor, Tensor]
 
 
@@ -54,7 +58,69 @@ def convolutions() -> Batch:
     return task.make(), data.inputs[:128], data.targets[:128]
 
 
-def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] = nn.Module.parameters) -> Step:
+class Block(nn.Module):
+    """Causal attention and a two-layer network, with layer norms before both and residual connections."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform tokens (batch, length, width)."""
+        split = self.project(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.output(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """Two blocks over tokens, by torch's fused attention."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute logits (batch * length, vocabulary)."""
+        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        x = self.embedding(tokens) + self.position(places)
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits.flatten(0, 1)
+
+
+def gpt(vocabulary: int, batch: int, length: int, width: int, heads: int) -> Batch:
+    """Return a GPT of two layers and a batch of tokens."""
+    tokens = torch.randint(vocabulary, (batch, length))
+    return GPT(vocabulary, length, width, heads), tokens, tokens.flatten().roll(1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A step, and the optimizer that takes it, if any."""
+
+    step: Callable[[], Any]
+    optimizer: Any = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let the optimizer watch modules and backward passes, which costs time for all models of the process."""
+        watches = isinstance(self.optimizer, CurvatureOptimizer)
+        if watches:
+            self.optimizer._wait()
+        yield
+        if watches:
+            wait(self.optimizer, False)
+        if isinstance(self.optimizer, LayerObserver):
+            wait_for_layers(self.optimizer, False)
+
+
+def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] = nn.Module.parameters) -> Run:
     """Return a step of an ordinary training loop."""
     model, inputs, labels = batch
     optimizer = make(of(model), lr=1e-6)
@@ -64,7 +130,7 @@ def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] 
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
-    return step
+    return Run(step, optimizer)
 
 
 def known_layers(model: nn.Module) -> list[nn.Parameter]:
@@ -72,33 +138,39 @@ def known_layers(model: nn.Module) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if "self_attn" not in name]
 
 
-def closure(make: Callable[..., Any], batch: Batch) -> Step:
+def closure(make: Callable[..., Any], batch: Batch) -> Run:
     """Return a step that takes a closure of the loss."""
     model, inputs, labels = batch
     optimizer = make(model.parameters(), lr=1e-6)
-    return lambda: optimizer.step(lambda: cross_entropy(model(inputs), labels))
+    return Run(lambda: optimizer.step(lambda: cross_entropy(model(inputs), labels)), optimizer)
 
 
-def pair(make: Callable[..., Any], batch: Batch) -> Step:
+def pair(make: Callable[..., Any], batch: Batch) -> Run:
     """Return a step that takes a closure of the outputs and their loss."""
     model, inputs, labels = batch
     optimizer = make(model.parameters(), lr=1e-6)
-    return lambda: optimizer.step(lambda: (model(inputs), lambda outputs: cross_entropy(outputs, labels)))
+
+    def outputs_and_loss() -> Any:
+        return model(inputs), lambda outputs: cross_entropy(outputs, labels)
+
+    return Run(lambda: optimizer.step(outputs_and_loss), optimizer)
 
 
-def gradient(batch: Batch) -> Step:
+def gradient(batch: Batch) -> Run:
     """Return a gradient of the loss, the unit of the ratios."""
     model, inputs, labels = batch
     parameters = list(model.parameters())
-    return lambda: torch.autograd.grad(cross_entropy(model(inputs), labels), parameters)
+    return Run(lambda: torch.autograd.grad(cross_entropy(model(inputs), labels), parameters))
 
 
 NEVER = 10**9
 newton = partial(NewtonCG, damping=1.0, cg_iterations=10, cg_tolerance=0.0)
-WAYS: dict[str, Callable[[Batch], Step]] = {
+ADAMW = "`torch.optim.AdamW`"
+WAYS: dict[str, Callable[[Batch], Run]] = {
     "gradient": gradient,
     "`torch.optim.SGD`": partial(loop, torch.optim.SGD),
     "`torch.optim.Adam`": partial(loop, torch.optim.Adam),
+    ADAMW: partial(loop, torch.optim.AdamW),
     "`SophiaH`, `SophiaG` or `AdaHessian`, not due": partial(loop, partial(SophiaH, update_every=NEVER)),
     "`SophiaH`, due, loop": partial(loop, partial(SophiaH, update_every=1)),
     "`SophiaH`, due, closure": partial(closure, partial(SophiaH, update_every=1)),
@@ -133,9 +205,11 @@ AVERAGES = {
     "`Shampoo`": {"`Shampoo`, not due": 90, "`Shampoo`, due for roots": 10},
     "`SOAP`": {"`SOAP`, not due": 90, "`SOAP`, due for its basis": 10},
 }
-WORKLOADS = {
+WORKLOADS: dict[str, Callable[[], Batch]] = {
     "MLP 784-512-512-10": mlp,
     "transformer, 2 layers, d = 128": transformer,
+    "GPT, 2 layers, d = 32, 64 tokens": partial(gpt, vocabulary=64, batch=2, length=32, width=32, heads=2),
+    "GPT, 2 layers, d = 256, 512 tokens": partial(gpt, vocabulary=256, batch=8, length=64, width=256, heads=8),
     "digits CNN of 8 and 16 channels, 128 images": convolutions,
 }
 Ratios = dict[str, dict[str, float]]
@@ -154,12 +228,22 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
         "`KFAC`'s inverses every 100."
     )
     yield "a step on average", f"{how}\n\n{as_table(means, 'an average step of')}", means
+    in_steps = {
+        name: {way: gradients / columns[name][ADAMW] for way, gradients in each.items()} for name, each in means.items()
+    }
+    how = f"The same in steps of {ADAMW}. Calls take most of the time of the GPT of width 32."
+    yield f"a step on average, in steps of {ADAMW}", f"{how}\n\n{as_table(in_steps, 'an average step of')}", in_steps
 
 
 def measured(name: str, rounds: int) -> dict[str, float]:
     """Measure the ratio of every way to the gradient."""
     torch.manual_seed(0)
-    contestants = [Contestant(way, "hodiff", of(WORKLOADS[name]())) for way, of in WAYS.items()]
+    contestants = []
+    for way, of in WAYS.items():
+        run = of(WORKLOADS[name]())
+        with run.turn():
+            run.step()
+        contestants.append(Contestant(way, "hodiff", run.step, run.turn))
     seconds = race(contestants, rounds, name, time.process_time)
     return {way: median_ratio(each, seconds["gradient"]) for way, each in seconds.items() if way != "gradient"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -26,11 +27,13 @@ class Contestant:
         group: "unit" (its time divides all others), "hodiff" (its defaults), "route" (hodiff with an explicit route),
             "torch", "peer" or "peer gradient".
         run: Function that computes the result once.
+        turn: Returns a context of its turns, for what must not be active in the turns of others.
     """
 
     name: str
     group: str
     run: Callable[[], Any]
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 Clock = Callable[[], float]
@@ -51,7 +54,10 @@ def race(
         Seconds per call by contestant, one number per round.
     """
     keep_freed_memory()
-    calls = {each.name: calls_in_a_measurement(each.run, clock) for each in contestants}
+    calls = {}
+    for each in contestants:
+        with each.turn():
+            calls[each.name] = calls_in_a_measurement(each.run, clock)
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     collecting = gc.isenabled()
     gc.disable()
@@ -61,10 +67,11 @@ def race(
             for each in contestants:
                 gc.collect()
                 time.sleep(PAUSE_SECONDS)
-                # The previous contestant changed the caches and the allocator's free lists. One call without timing
-                # restores them; otherwise a contestant pays for the page faults of the one before.
-                each.run()
-                seconds[each.name].append(seconds_a_call(each.run, calls[each.name], clock))
+                with each.turn():
+                    # The previous contestant changed the caches and the allocator's free lists. One call without timing
+                    # restores them; otherwise a contestant pays for the page faults of the one before.
+                    each.run()
+                    seconds[each.name].append(seconds_a_call(each.run, calls[each.name], clock))
     finally:
         gc.unfreeze()
         if collecting:

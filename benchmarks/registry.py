@@ -185,7 +185,7 @@ TALLIES = {
         "what minimisers and least squares evaluate on standard problems, and where they end",
         standard_problems.sections,
     ),
-    "optimizers": Tally("what a step of each optimizer costs, in gradients", optimizers.sections),
+    "optimizers": Tally("what a step of each optimizer costs, in gradients and in steps of AdamW", optimizers.sections),
     "training": Tally(
         "optimizers of first and second order on small networks, by steps and by seconds", page.sections, page.draw
     ),

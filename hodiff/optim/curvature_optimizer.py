@@ -260,21 +260,31 @@ class CurvatureOptimizer(JointCurvature, Observer):
         """Return parameters with a first gradient that are not due for curvature, and make them due next."""
         if group["update_every"] is None:
             return []
-        gradients = [p for p, _ in self.gradients(group)]
-        found = [p for p in gradients if id(p) not in waiting and not self.state.get(p, {}).get("refreshes")]
+        found = [
+            p
+            for p in group["params"]
+            if p.grad is not None and id(p) not in waiting and not self.state.get(p, {}).get("refreshes")
+        ]
         for parameter in found:
             self.state[parameter]["refresh_at"] = group["taken"] + 1
         return found
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
         """See `StochasticOptimizer`; parameters that wait for their first curvature are left out."""
-        return (pair for pair in super().gradients(group) if id(pair[0]) not in self._aside)
+        pairs = super().gradients(group)
+        return (pair for pair in pairs if id(pair[0]) not in self._aside) if self._aside else pairs
 
     def _evaluated(self, closure: Closure) -> Tensor:
         if not (self.second_order and self._due()):
             return self.evaluated(closure, accumulates=True)
-        with Corrections(lean=True), noting_operands(self):
-            return self.evaluated(closure, accumulates=True)
+
+        def corrected_closure() -> Any:
+            # Around the closure alone: within the mode, the calls of the estimate would take half as long again.
+            with Corrections(lean=True):
+                return closure()
+
+        with noting_operands(self):
+            return self.evaluated(corrected_closure, accumulates=True)
 
     def _update(self, given: Tensor) -> None:
         with self._draws_repeated_after_errors():

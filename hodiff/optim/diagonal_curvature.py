@@ -14,6 +14,9 @@ from hodiff.optim.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.recorded_losses import gradient_of
 from hodiff.optim.training_optimizer import Group, together
+from hodiff.torch_internals import many_tensors as many
+
+RADEMACHER = "rademacher"
 
 
 class DiagonalOptimizer(CurvatureOptimizer):
@@ -56,10 +59,26 @@ class HutchinsonOptimizer(DiagonalOptimizer):
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         recorded = gradient_of(self.caller, loss, parameters, numbers=last)
-        vectors = [self._vector(p) for p in parameters]
+        vectors = self._vectors(parameters)
         products = recorded.product(vectors, keep=not last)
-        estimates = [(p, z * product) for p, z, product in zip(parameters, vectors, products, strict=True)]
-        return estimates, list(zip(parameters, recorded.gradient, strict=False))
+        estimates = many.mul(vectors, products)
+        return list(zip(parameters, estimates, strict=True)), list(zip(parameters, recorded.gradient, strict=False))
+
+    def _vectors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        generator = self._generator
+        if self._probes != RADEMACHER or generator.device.type != "cpu":
+            return [self._vector(p) for p in parameters]
+        # A CPU generator draws the same signs for all parameters at once as for each; the probes draw 64-bit integers.
+        sizes = [p.numel() for p in parameters]
+        signs = (
+            torch
+            .empty(sum(sizes), dtype=torch.float32)
+            .random_(0, 2, generator=generator)
+            .mul_(2)
+            .sub_(1)
+            .to(parameters[0].device)
+        )
+        return [each.view(p.shape).to(p) for p, each in zip(parameters, signs.split(sizes), strict=True)]
 
     def _vector(self, parameter: Tensor) -> Tensor:
         generator, shape = self._generator, parameter.shape

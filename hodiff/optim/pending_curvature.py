@@ -33,14 +33,15 @@ class _Written:
 
     gradient: weakref.ref[Tensor]
     version: int
-    places: slice | Tensor
+    places: slice | Tensor | None
     numbers: Tensor
 
     def sample(self, gradient: Tensor) -> Tensor:
         """Return the present entries of the gradient at the places of the sample."""
         if gradient.layout != torch.strided:
             return self.numbers
-        return gradient.detach().reshape(-1)[self.places].to(self.numbers)
+        flat = gradient.detach().reshape(-1)
+        return (flat if self.places is None else flat[self.places]).to(self.numbers)
 
     def has_version_of(self, gradient: Tensor) -> bool:
         """Whether no counted write has changed the gradient."""
@@ -180,16 +181,16 @@ def _is_empty(parameter: Tensor, written: _Written | None) -> bool:
 
 
 def _as_written(gradient: Tensor) -> _Written:
-    places: slice | Tensor = slice(None)
-    if gradient.layout == torch.strided:
-        flat = gradient.detach().reshape(-1)
-        places = slice(None, None, max(1, len(flat) // _SAMPLE))
-        if len(flat) >= 2 * _SAMPLE and not bool(flat[places].any()):
+    places: slice | Tensor | None = None
+    if gradient.layout != torch.strided:
+        return _Written(weakref.ref(gradient), version_of(gradient), places, gradient.new_empty(0).to_dense())
+    flat, count = gradient.detach().reshape(-1), gradient.numel()
+    if count >= 2 * _SAMPLE:
+        places = slice(None, None, count // _SAMPLE)
+        if not bool(flat[places].any()):
             # Most rows may be zero, for example in an embedding.
             places = flat.abs().argmax().reshape(1)
-        numbers = flat[places].clone()
-    else:
-        numbers = gradient.new_empty(0).to_dense()
+    numbers = (flat if places is None else flat[places]).clone()
     return _Written(weakref.ref(gradient), version_of(gradient), places, numbers)
 
 

@@ -61,7 +61,7 @@ CHECKS: Mapping[str, Check] = {
     "hessian_power": partial(require_number, within=(0.0, 1.0)),
     "spatial_averaging": require_bool,
     "accumulate": require_bool,
-    "grafting": partial(require_choice, choices=tuple(GRAFTS), optional=True),
+    "grafting": partial(require_choice, choices=GRAFTS, optional=True),
     "refresh_every": partial(require_int, least=1),
     "max_preconditioner_size": partial(require_int, least=1),
     "merge_dims": require_bool,

@@ -28,14 +28,19 @@ _LARGE = 2**16
 Pair = tuple[Tensor, Tensor]
 
 
+def is_plain(parameter: Tensor) -> bool:
+    """Whether multi-tensor operators may join a parameter with others."""
+    return type(parameter) in {Tensor, nn.Parameter}
+
+
 def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Group parameters and gradients by dtype and device; parameters that step alone have lists of their own."""
     wanted = group.get("foreach")
+    alone = wanted is False or isinstance(group["lr"], Tensor)
     lists: dict[Any, list[Pair]] = {}
     for pair in pairs:
         parameter = pair[0]
-        plain = type(parameter) in {Tensor, nn.Parameter} and not isinstance(group["lr"], Tensor)
-        joins = plain and wanted is not False and (wanted or parameter.numel() < _LARGE)
+        joins = not alone and is_plain(parameter) and (wanted or parameter.numel() < _LARGE)
         lists.setdefault((parameter.dtype, parameter.device) if joins else id(parameter), []).append(pair)
     return list(lists.values())
 

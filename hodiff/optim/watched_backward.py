@@ -32,6 +32,7 @@ from hodiff.torch_internals.compilers.dynamo import (
     run_uncompiled_where,
     watch_compiled_code,
 )
+from hodiff.torch_internals.interception import active_function_modes, function_mode_count
 
 
 class CorrectedCalls:
@@ -67,18 +68,25 @@ class CorrectedCalls:
     def _enter(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        if self._calls:
-            self._calls.append(module)
-        elif (mode := self._mode_for(list(module.parameters()))) is not None:
+        calls = self._calls
+        if calls:
+            calls.append(module)
+        elif not _is_corrected() and (mode := self._mode_for(list(module.parameters()))) is not None:
             self._here.mode = mode
             mode.__enter__()
-            self._calls.append(module)
+            calls.append(module)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and self._calls and self._calls[-1] is module:
-            self._calls.pop()
-            if not self._calls:
+        calls = [] if torch.compiler.is_compiling() else self._calls
+        if calls and calls[-1] is module:
+            calls.pop()
+            if not calls:
                 self._here.mode.__exit__(None, None, None)
+
+
+def _is_corrected() -> bool:
+    """Whether a closure or a transform of hodiff already corrects this thread's calls; twice would only cost time."""
+    return bool(function_mode_count()) and any(type(each) is Corrections for each in active_function_modes())
 
 
 class Observer:

@@ -177,8 +177,11 @@ def test_average_step_weights_add_up_to_100() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("from_the_root")
 def test_quick_optimizer_ratios_exceed_a_plain_gradient() -> None:
-    (one, _, found), (average, text, means) = importlib.import_module("benchmarks.optimizers").sections(True)
+    sections = importlib.import_module("benchmarks.optimizers").sections(True)
+    (one, _, found), (average, text, means), (steps, _, ratios_to_adamw) = sections
     assert (one, average) == ("one step", "a step on average")
-    (ratios,), (mean,) = found.values(), means.values()
+    assert steps == "a step on average, in steps of `torch.optim.AdamW`"
+    (ratios,), (mean,), (in_steps,) = found.values(), means.values(), ratios_to_adamw.values()
     assert ratios["`NewtonCG`, 10 iterations"] > 5 > ratios["`torch.optim.SGD`"] > 0.5
     assert f"{mean['`KFAC`']:.2f}" in text
+    assert in_steps["`KFAC`"] == mean["`KFAC`"] / ratios["`torch.optim.AdamW`"]

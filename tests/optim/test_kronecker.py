@@ -1,12 +1,14 @@
 """Tests of Shampoo and SOAP against the papers' pseudo-code in NumPy, and in special cases."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 import hodiff
 from hodiff.optim import SOAP, Shampoo
-from hodiff.optim.kronecker.kronecker_optimizer import multiplied, second_moment, working_shape
+from hodiff.optim.kronecker.kronecker_optimizer import multiplied, vectors_along, working_shape
 
 D = torch.float64
 RNG = np.random.default_rng(0)
@@ -187,12 +189,13 @@ def test_working_shapes_merge_small_dimensions():
 
 
 def test_products_with_matrix_diagonal_and_identity_factors_match():
-    tensor, matrix, diagonal = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 2, dtype=D), torch.randn(4, dtype=D)
-    expected = torch.einsum("ijk,ai,k->ajk", tensor, matrix, diagonal)
-    torch.testing.assert_close(multiplied(tensor, [matrix, None, diagonal]), expected)
-    expected = torch.einsum("ijk,ia,k->ajk", tensor, matrix, diagonal)
-    torch.testing.assert_close(multiplied(tensor, [matrix, None, diagonal], transposed=True), expected)
-    torch.testing.assert_close(second_moment(tensor, 1, True), second_moment(tensor, 1, False).diagonal())
+    tensors, matrices, diagonals = (torch.randn(*size, dtype=D) for size in [(5, 2, 3, 4), (5, 2, 2), (5, 4)])
+    expected = torch.einsum("bijk,bai,bk->bajk", tensors, matrices, diagonals)
+    torch.testing.assert_close(multiplied(tensors, [matrices, None, diagonals]), expected)
+    expected = torch.einsum("bijk,bia,bk->bajk", tensors, matrices, diagonals)
+    torch.testing.assert_close(multiplied(tensors, [matrices, None, diagonals], transposed=True), expected)
+    vectors = vectors_along(tensors, 1)
+    torch.testing.assert_close(vectors @ vectors.mT, torch.einsum("bijk,biak->bja", tensors, tensors))
 
 
 @pytest.mark.parametrize("make", [Shampoo, SOAP])
@@ -221,6 +224,41 @@ def test_zero_gradients_at_the_start_are_accepted():
         optimizer.step()
         assert torch.equal(before, w) == (scale == 0.0)
         assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("grafting", [None, "sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("make", [Shampoo, SOAP])
+def test_parameters_of_one_shape_step_as_if_alone(make, grafting):
+    """Stacked states also follow missing and zero gradients, loaded states, and entries that a script replaces."""
+    options = {"lr": 0.1, "betas": (0.8, 0.9), "refresh_every": 3, "weight_decay": 0.1, "max_preconditioner_size": 7}
+    if make is Shampoo:
+        options["grafting"] = grafting
+    elif grafting:
+        pytest.skip("no grafting")
+    shapes = [(3, 4)] * 4 + [(5,)] * 3 + [(2, 3, 2)] * 2 + [(2, 8)] * 2 + [()] * 2
+    generator = torch.Generator().manual_seed(0)
+    ours = [torch.randn(shape, generator=generator, dtype=D).requires_grad_() for shape in shapes]
+    alone = [p.detach().clone().requires_grad_() for p in ours]
+    optimizer, separate = make(ours, **options), [make([p], **options) for p in alone]
+    for step in range(8):
+        for i, (p, q) in enumerate(zip(ours, alone, strict=True)):
+            gradient = torch.randn(p.shape, generator=generator, dtype=D) * (0.0 if i == 1 and step < 2 else 1.0)
+            # One parameter comes later, and another has no gradient for a step.
+            missing = (i == 2 and step < 2) or (i == 5 and step == 4)
+            p.grad, q.grad = (None, None) if missing else (gradient, gradient.clone())
+        given = [None if p.grad is None else p.grad.clone() for p in ours]
+        optimizer.step()
+        for each in separate:
+            each.step()
+        assert all(g is None or torch.equal(p.grad, g) for p, g in zip(ours, given, strict=True))
+        torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-12)
+        if step == 3:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        if step == 5:
+            for each in (optimizer, *separate):
+                for state in each.state.values():
+                    state["exp_avg"] = 3 * state["exp_avg"]
+                    state["moments"] = [None if m is None else 2 * m for m in state["moments"]]
 
 
 @pytest.mark.parametrize("make", [Shampoo, SOAP])

@@ -204,7 +204,8 @@ class EKFAC(KFAC):
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         damped = state["values"] + group["damping"]
-        if not bool((damped > 0).all()):
+        # The values are means of squares, never negative: only damping that rounds to 0 needs a look at them.
+        if group["damping"] < torch.finfo(damped.dtype).tiny and not bool((damped > 0).all()):
             raise InputError(
                 f"{self.caller}: damping: expected more than 0 because the curvature is singular, got "
                 f"{group['damping']!r}."

@@ -1,8 +1,11 @@
 """Base class of Shampoo and SOAP: parameters as tensors of few large dimensions, and states in at least 32 bits.
 
+Parameters of one shape step together, because calls cost more than small tensors. Their gradients are stacked, and
+their states are views of stacked tensors.
+
 Dimensions of a parameter: their choice, second moments along them, and products with a factor for each.
 
-A factor is a matrix (n, n), a diagonal (n,), or None for the identity.
+A factor is a stack of matrices (k, n, n), of diagonals (k, n), or None for the identity.
 
 Roots and eigenvectors of second moments.
 """
@@ -10,8 +13,11 @@ Roots and eigenvectors of second moments.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import prod
+from operator import is_
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,49 +27,54 @@ from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.finite_numbers import require_norms
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
-from hodiff.optim.training_optimizer import Group, StochasticOptimizer
+from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain
+from hodiff.torch_internals import many_tensors as many
+
+# From this number of elements on, the call takes little of the time, and joint temporaries need much memory. Other
+# devices than the CPU take longer to start an operator, and less time for its arithmetic.
+_LARGE_ON_CPU, _LARGE_ELSEWHERE = 2**16, 2**20
 
 
-def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> Tensor:
-    r"""Compute $(M + \epsilon \lambda_{\max} I)^{-p}$ of a nonzero positive semi-definite M, or of a diagonal."""
-    _require_finite(caller, moment)
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors along a new first dimension; a single tensor is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def sizes_of(tensors: Tensor) -> Tensor:
+    """Return the Euclidean norms of stacked tensors, with their number of dimensions."""
+    return torch.linalg.vector_norm(tensors.flatten(1), dim=1).view(-1, *[1] * (tensors.dim() - 1))
+
+
+def inverse_root(moments: Tensor, power: float, damping: float) -> Tensor:
+    r"""Compute $(M + \epsilon \lambda_{\max} I)^{-p}$ of nonzero positive semi-definite matrices, or of diagonals."""
     # Inverse roots of small eigenvalues magnify rounding errors.
-    precise = moment if moment.device.type == "mps" else moment.double()
-    values, vectors = (precise, None) if moment.dim() == 1 else symmetric_eigen(precise)
-    largest = values.max()
+    precise = moments if moments.device.type == "mps" else moments.double()
+    values, vectors = (precise, None) if moments.dim() == 2 else symmetric_eigen(precise)
+    largest = values.amax(-1, keepdim=True)
     # Eigenvalues of zero up to rounding had no gradients; without damping their scale is zero.
-    seen = values > len(values) * torch.finfo(moment.dtype).eps * largest
+    seen = values > values.shape[-1] * torch.finfo(moments.dtype).eps * largest
     scales = (values.where(seen, 0) + damping * largest) ** -power
-    scales = scales.nan_to_num(posinf=0.0)
-    return (scales if vectors is None else (vectors * scales) @ vectors.mT).to(moment.dtype)
+    scales = scales.nan_to_num_(posinf=0.0)
+    return (scales if vectors is None else torch.bmm(vectors * scales[:, None], vectors.mT)).to(moments.dtype)
 
 
-def eigenvectors(caller: str, moment: Tensor) -> Tensor:
-    """Return the eigenvectors of a symmetric matrix as columns, by decreasing eigenvalue."""
-    _require_finite(caller, moment)
-    precise = moment if moment.device.type == "mps" else moment.double()
-    return symmetric_eigen(precise)[1].flip(-1).to(moment.dtype)
+def eigenvectors(moments: Tensor) -> Tensor:
+    """Return the eigenvectors of symmetric matrices as columns, by decreasing eigenvalue."""
+    precise = moments if moments.device.type == "mps" else moments.double()
+    return symmetric_eigen(precise)[1].flip(-1).to(moments.dtype)
 
 
-def turned(caller: str, moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step of orthogonal iteration; return the order of the old columns and the new basis."""
-    _require_finite(caller, moment)
-    products = moment @ basis
-    order = (basis * products).sum(0).argsort(descending=True, stable=True)
-    return order, torch.linalg.qr(products[:, order]).Q
-
-
-def _require_finite(caller: str, moment: Tensor) -> None:
-    if not bool(moment.isfinite().all()):
-        raise InputError(
-            f"{caller}: step: expected gradients whose squares are finite, got NaN or infinity in the sum of them; "
-            "find the step at which the loss becomes NaN or infinite, or scale the loss down."
-        )
+def turned(moments: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step of orthogonal iteration; return the orders of the old columns and the new bases."""
+    products = torch.bmm(moments, bases)
+    order = (bases * products).sum(1).argsort(dim=1, descending=True, stable=True)
+    return order, torch.linalg.qr(products.take_along_dim(order[:, None], 2)).Q
 
 
 Factors = Sequence[Tensor | None]
 
 
+@cache
 def working_shape(shape: Sequence[int], limit: int, merge: bool) -> tuple[int, ...]:
     """Drop dimensions of size 1, and merge those behind the first from the last on, up to the limit."""
     first, *rest = [size for size in shape if size != 1] or [1]
@@ -78,24 +89,26 @@ def working_shape(shape: Sequence[int], limit: int, merge: bool) -> tuple[int, .
     return first, *merged
 
 
-def second_moment(tensor: Tensor, dim: int, diagonal: bool) -> Tensor:
-    """Compute the sum of $v v^T$ over all vectors v along a dimension, or its diagonal."""
-    rows = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
-    return rows.square().sum(1) if diagonal else rows @ rows.mT
+def vectors_along(tensors: Tensor, dim: int) -> Tensor:
+    """Return the vectors along a dimension of stacked tensors as columns of matrices (k, n, others)."""
+    return tensors.movedim(dim + 1, 1).reshape(len(tensors), tensors.shape[dim + 1], -1)
 
 
-def multiplied(tensor: Tensor, factors: Factors, *, transposed: bool = False) -> Tensor:
-    """Multiply a tensor along each dimension by a factor or its transpose."""
+def multiplied(tensors: Tensor, factors: Factors, *, transposed: bool = False) -> Tensor:
+    """Multiply stacked tensors along each dimension by factors or their transposes."""
     for factor in factors:
         # The first dimension moves to the end, so after a round every dimension is multiplied and the order is
         # restored.
         if factor is None:
-            tensor = tensor.movedim(0, -1)
-        elif factor.dim() == 1:
-            tensor = tensor.movedim(0, -1) * factor
+            tensors = tensors.movedim(1, -1)
+        elif factor.dim() == 2:
+            count, size = factor.shape
+            tensors = tensors.movedim(1, -1) * factor.view(count, *[1] * (tensors.dim() - 2), size)
         else:
-            tensor = torch.tensordot(tensor, factor, dims=([0], [0 if transposed else 1]))
-    return tensor
+            count, size, *others = tensors.shape
+            products = torch.bmm(tensors.reshape(count, size, -1).mT, factor if transposed else factor.mT)
+            tensors = products.view(count, *others, size)
+    return tensors
 
 
 State = dict[str, Any]
@@ -105,10 +118,21 @@ class KroneckerOptimizer(StochasticOptimizer):
     """Optimizer whose preconditioner is a Kronecker product with a factor for each dimension."""
 
     precise_state = True
+    # Whether dimensions above `max_preconditioner_size`, and vectors, have second moments, too.
+    all_moments: ClassVar[bool]
+
+    def __init__(self, params: Any, defaults: Group):
+        # By name, dimension and first state: stacked entries of states, and their views in the states.
+        self._joint: dict[tuple[Any, ...], tuple[Tensor, Sequence[Tensor]]] = {}
+        super().__init__(params, defaults)
 
     @abstractmethod
-    def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
-        """Return the direction that is subtracted from the parameter, or None for no step."""
+    def _directions(self, states: Sequence[State], group: Group, gradients: Tensor) -> Tensor | None:
+        """Return what is subtracted from parameters with equal numbers of steps, (k, *shape), or None for no step."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._joint = {}
 
     @abstractmethod
     def _least(self, group: Group) -> float:
@@ -131,24 +155,97 @@ class KroneckerOptimizer(StochasticOptimizer):
         """
         self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure, accumulates=True)
-        found = [(p, group, g) for group in self.param_groups for p, g in self.gradients(group) if p.numel()]
-        require_norms(self.caller, [(precise(g), self._least(group)) for _, group, g in found])
-        for parameter, group, gradient in found:
-            self._move(parameter, group, gradient)
+        found = [(group, [pair for pair in self.gradients(group) if pair[0].numel()]) for group in self.param_groups]
+        require_norms(self.caller, [(precise(g), self._least(group)) for group, pairs in found for _, g in pairs])
+        for group, pairs in found:
+            for alike in self._alike(group, pairs):
+                self._move(group, [p for p, _ in alike], [g for _, g in alike])
         return loss
 
-    def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
-        shape = working_shape(parameter.shape, group["max_preconditioner_size"], group["merge_dims"])
-        direction = self._direction(self.state[parameter], group, precise(gradient).reshape(shape))
-        if direction is None:
+    def _alike(self, group: Group, pairs: Sequence[Pair]) -> Iterable[list[Pair]]:
+        """Group parameters that step together: small ones of one shape, dtype, device and number of steps."""
+        lists: dict[Any, list[Pair]] = {}
+        for pair in pairs:
+            parameter = pair[0]
+            large = _LARGE_ON_CPU if parameter.device.type == "cpu" else _LARGE_ELSEWHERE
+            joins = is_plain(parameter) and self._numbers(parameter.shape, group) < large
+            kind = parameter.shape, parameter.dtype, parameter.device, self.state[parameter].get("step")
+            lists.setdefault(kind if joins else id(parameter), []).append(pair)
+        return lists.values()
+
+    def _move(self, group: Group, parameters: list[Tensor], gradients: Sequence[Tensor]) -> None:
+        shape = working_shape(parameters[0].shape, group["max_preconditioner_size"], group["merge_dims"])
+        states = [self.state[p] for p in parameters]
+        given = precise(stacked(gradients)).reshape(len(states), *shape)
+        directions = self._directions(states, group, given)
+        if directions is None:
             return
         if group["weight_decay"]:
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.sub_((direction.reshape(parameter.shape) * group["lr"]).to(parameter.dtype))
+            keep = 1 - group["lr"] * group["weight_decay"]
+            for parameter in parameters:
+                parameter.mul_(keep)
+        steps = (directions * group["lr"]).to(parameters[0].dtype)
+        many.sub_(parameters, steps.reshape(len(states), *parameters[0].shape).unbind())
 
-    @staticmethod
-    def _average(moments: list[Tensor | None], gradient: Tensor, keep: float, weight: float) -> None:
-        """Update the second moments along the dimensions by a gradient."""
-        for dim, moment in enumerate(moments):
-            if moment is not None:
-                moment.mul_(keep).add_(second_moment(gradient, dim, moment.dim() == 1), alpha=weight)
+    def _numbers(self, shape: Sequence[int], group: Group) -> int:
+        """Return the numbers of a parameter's largest tensor."""
+        working = working_shape(shape, group["max_preconditioner_size"], group["merge_dims"])
+        return max(map(prod, [shape, *(size for size in self._sizes(working, group) if size)]))
+
+    def _sizes(self, shape: Sequence[int], group: Group) -> list[tuple[int, ...] | None]:
+        """Return the shapes of the second moments of a parameter."""
+        limit = group["max_preconditioner_size"]
+        if self.all_moments:
+            return [(n,) if n > limit else (n, n) for n in shape]
+        return [None if len(shape) == 1 or n > limit else (n, n) for n in shape]
+
+    def _begin(self, states: Sequence[State], group: Group, gradients: Tensor) -> None:
+        """Initialize states by zeros."""
+        shape = gradients.shape[1:]
+        for state in states:
+            state["step"], state["exp_avg"] = 0, gradients.new_zeros(shape)
+            state["moments"] = [
+                None if size is None else gradients.new_zeros(size) for size in self._sizes(shape, group)
+            ]
+
+    def _joined(self, states: Sequence[State], name: str, dim: int | None = None) -> Tensor:
+        """Return an entry of states, or of a list in states, as a stack whose changes change the states."""
+        holders: list[Any] = [state if dim is None else state[name] for state in states]
+        place: Any = name if dim is None else dim
+        tensors: list[Tensor] = [holder[place] for holder in holders]
+        if len(tensors) == 1:
+            return tensors[0][None]
+        key = name, dim, id(states[0])
+        joint, views = self._joint.get(key, (None, ()))
+        # Other code may have replaced an entry, and parameters may have no gradient for a step.
+        if joint is None or len(views) != len(tensors) or not all(map(is_, views, tensors)):
+            joint = torch.stack(tensors)
+            views = joint.unbind()
+            self._joint[key] = joint, views
+            for holder, view in zip(holders, views, strict=True):
+                holder[place] = view
+        return joint
+
+    def _factors(self, states: Sequence[State], name: str) -> list[Tensor | None]:
+        """Return the factors of each dimension, stacked; None where there is none."""
+        return [None if each is None else self._joined(states, name, dim) for dim, each in enumerate(states[0][name])]
+
+    def _average(self, states: Sequence[State], gradients: Tensor, keep: float) -> None:
+        """Update averages of the second moments along the dimensions; sums, if all is kept."""
+        weight = 1.0 if keep == 1 else 1 - keep
+        for dim, moments in enumerate(self._factors(states, "moments")):
+            if moments is None:
+                continue
+            vectors = vectors_along(gradients, dim)
+            if moments.dim() == 3:
+                moments.baddbmm_(vectors, vectors.mT, beta=keep, alpha=weight)
+            else:
+                moments.mul_(keep).add_(vectors.square().sum(2), alpha=weight)
+
+    def _require_finite(self, finite: bool) -> None:
+        """Raise unless all second moments are finite."""
+        if not finite:
+            raise InputError(
+                f"{self.caller}: step: expected gradients whose squares are finite, got NaN or infinity in the sum of "
+                "them; find the step at which the loss becomes NaN or infinite, or scale the loss down."
+            )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.optim.grafting import GRAFTS, LEAST
-from hodiff.optim.kronecker.kronecker_optimizer import KroneckerOptimizer, State, inverse_root, multiplied
+from hodiff.optim.grafting import LEAST, WITH_SQUARES
+from hodiff.optim.kronecker.kronecker_optimizer import (
+    KroneckerOptimizer,
+    State,
+    inverse_root,
+    multiplied,
+    sizes_of,
+    stacked,
+)
 from hodiff.optim.settings import is_due, settings_in
 from hodiff.optim.training_optimizer import Group
 
@@ -67,6 +75,7 @@ class Shampoo(KroneckerOptimizer):
     """
 
     whole_state = frozenset({"step", "exp_avg", "moments"})
+    all_moments = True
 
     def __init__(
         self,
@@ -86,33 +95,56 @@ class Shampoo(KroneckerOptimizer):
         super().__init__(params, settings_in(locals()))
 
     def _least(self, group: Group) -> float:
-        return LEAST if group["grafting"] in {"adam", "adagrad"} else 0.0
+        return LEAST if group["grafting"] in WITH_SQUARES else 0.0
 
-    def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor:
-        (beta1, beta2), limit = group["betas"], group["max_preconditioner_size"]
-        if not state:
-            state["step"], state["exp_avg"] = 0, torch.zeros_like(gradient)
-            state["moments"] = [gradient.new_zeros((n,) if n > limit else (n, n)) for n in gradient.shape]
-        state["step"] += 1
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta1) / (1 - beta1 ** state["step"])
-        keep, weight = (1.0, 1.0) if group["accumulate"] else (beta2, 1 - beta2)
-        self._average(state["moments"], gradient, keep, weight)
-        grafted = None if group["grafting"] is None else GRAFTS[group["grafting"]](state, beta2, gradient, mean)
-        self._refresh(state, group)
-        if "roots" not in state:
-            return torch.zeros_like(gradient)
-        direction = multiplied(mean, state["roots"])
-        if grafted is None:
-            return direction
-        norm = torch.linalg.vector_norm(direction).clamp_min(torch.finfo(direction.dtype).tiny)
-        return direction * (torch.linalg.vector_norm(grafted) / norm)
+    def _directions(self, states: Sequence[State], group: Group, gradients: Tensor) -> Tensor:
+        (beta1, beta2), grafting = group["betas"], group["grafting"]
+        if not states[0]:
+            self._begin(states, group, gradients)
+        step = states[0]["step"] + 1
+        for state in states:
+            state["step"] = step
+            if grafting in WITH_SQUARES and "exp_avg_sq" not in state:
+                state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
+        means = self._joined(states, "exp_avg").lerp_(gradients, 1 - beta1) / (1 - beta1**step)
+        self._average(states, gradients, 1.0 if group["accumulate"] else beta2)
+        grafted = means
+        if grafting in WITH_SQUARES:
+            squares = self._joined(states, "exp_avg_sq")
+            grafted = means / WITH_SQUARES[grafting](squares, beta2, step, gradients)
+        self._refresh(states, group)
+        directions = multiplied(means, self._roots(states))
+        if grafting is None:
+            return directions
+        sizes = sizes_of(directions).clamp_min_(torch.finfo(directions.dtype).tiny)
+        return directions * (sizes_of(grafted) / sizes)
 
-    def _refresh(self, state: State, group: Group) -> None:
+    def _roots(self, states: Sequence[State]) -> Sequence[Tensor | None]:
+        if all("roots" in state for state in states):
+            return self._factors(states, "roots")
+        # Moments without roots are zero, and so is the step.
+        each = (state.get("roots", state["moments"]) for state in states)
+        return list(map(stacked, zip(*each, strict=True)))
+
+    def _refresh(self, states: Sequence[State], group: Group) -> None:
         """Compute new roots if they are due or missing, but not before a nonzero gradient."""
-        step, moments = state["step"], state["moments"]
-        due = "roots" not in state or is_due(step, group["refresh_every"])
-        if not due or not all(bool(each.any()) for each in moments):
+        step = states[0]["step"]
+        if not is_due(step, group["refresh_every"]):
+            states = [state for state in states if "roots" not in state]
+        if not states:
+            return
+        moments = list(map(stacked, zip(*(state["moments"] for state in states), strict=True)))
+        # Read all answers at once.
+        nonzero = torch.stack([each.flatten(1).any(1) for each in moments]).all(0)
+        finite = torch.stack([each.isfinite().all() for each in moments]).all()
+        *chosen, all_finite = torch.cat([nonzero, finite[None]]).tolist()
+        self._require_finite(all_finite)
+        if not all(chosen):
+            states = [state for state, each in zip(states, chosen, strict=True) if each]
+            moments = [each[nonzero] for each in moments]
+        if not states:
             return
         debias = 1.0 if group["accumulate"] else 1 - group["betas"][1] ** step
-        power = 0.5 / len(moments)
-        state["roots"] = [inverse_root(self.caller, each / debias, power, group["eps"]) for each in moments]
+        roots = [inverse_root(each / debias, 0.5 / len(moments), group["eps"]) for each in moments]
+        for state, each in zip(states, zip(*(stack.unbind() for stack in roots), strict=True), strict=True):
+            state["roots"] = list(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hodiff.optim.kronecker.kronecker_optimizer import (
     State,
     eigenvectors,
     multiplied,
+    sizes_of,
     turned,
 )
 from hodiff.optim.settings import settings_in
@@ -74,6 +76,7 @@ class SOAP(KroneckerOptimizer):
     """
 
     whole_state = frozenset({"step", "exp_avg", "exp_avg_sq", "moments", "bases"})
+    all_moments = False
 
     def __init__(
         self,
@@ -93,41 +96,53 @@ class SOAP(KroneckerOptimizer):
     def _least(self, group: Group) -> float:
         return float(group["eps"])
 
-    def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
+    def _directions(self, states: Sequence[State], group: Group, gradients: Tensor) -> Tensor | None:
         beta1, beta2 = group["betas"]
-        if not state:
-            self._begin(state, group, gradient)
+        if not states[0]:
+            self._begin(states, group, gradients)
             return None
-        state["step"] += 1
-        projected = multiplied(gradient, state["bases"], transposed=True)
+        step = states[0]["step"] + 1
+        for state in states:
+            state["step"] = step
+        averages, squares = self._joined(states, "exp_avg"), self._joined(states, "exp_avg_sq")
+        bases = self._factors(states, "bases")
+        projected = multiplied(gradients, bases, transposed=True)
         # Averaging in the basis, as the paper's M' does, saves a product; the average is rotated with the basis.
-        mean = state["exp_avg"].lerp_(projected, 1 - beta1) / (1 - beta1 ** state["step"])
-        squares = state["exp_avg_sq"].mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
-        scale = (squares / (1 - beta2 ** state["step"])).sqrt_()
+        means = averages.lerp_(projected, 1 - beta1) / (1 - beta1**step)
+        squares.mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
+        scales = (squares / (1 - beta2**step)).sqrt_()
         # If a coordinate has no gradient, a change of basis leaves rounding errors there, which must not make steps.
-        rounding = ROUNDINGS * torch.finfo(scale.dtype).eps * torch.linalg.vector_norm(scale)
-        steps = torch.where(scale > rounding, mean / (scale + group["eps"]), 0.0)
-        direction = multiplied(steps, state["bases"])
-        self._average(state["moments"], gradient, beta2, 1 - beta2)
-        if state["step"] % group["refresh_every"] == 0:
-            self._turn(state)
-        return direction
+        rounding = ROUNDINGS * torch.finfo(scales.dtype).eps * sizes_of(scales)
+        steps = (means / (scales + group["eps"])).masked_fill_(scales <= rounding, 0.0)
+        directions = multiplied(steps, bases)
+        self._average(states, gradients, beta2)
+        if step % group["refresh_every"] == 0:
+            self._turn(states)
+        return directions
 
-    def _begin(self, state: State, group: Group, gradient: Tensor) -> None:
-        state["step"], state["exp_avg"] = 0, torch.zeros_like(gradient)
-        state["exp_avg_sq"] = torch.zeros_like(gradient)
-        state["moments"] = [
-            None if gradient.dim() == 1 or n > group["max_preconditioner_size"] else gradient.new_zeros(n, n)
-            for n in gradient.shape
-        ]
-        beta = group["betas"][1]
-        self._average(state["moments"], gradient, beta, 1 - beta)
-        state["bases"] = [None if each is None else eigenvectors(self.caller, each) for each in state["moments"]]
+    def _begin(self, states: Sequence[State], group: Group, gradients: Tensor) -> None:
+        super()._begin(states, group, gradients)
+        for state in states:
+            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
+        self._average(states, gradients, group["betas"][1])
+        bases = [None if each is None else eigenvectors(each) for each in self._finite_moments(states)]
+        for i, state in enumerate(states):
+            state["bases"] = [None if each is None else each[i] for each in bases]
 
-    def _turn(self, state: State) -> None:
-        mean = multiplied(state["exp_avg"], state["bases"])
-        for dim, (moment, basis) in enumerate(zip(state["moments"], state["bases"], strict=True)):
-            if moment is not None:
-                order, state["bases"][dim] = turned(self.caller, moment, basis)
-                state["exp_avg_sq"] = state["exp_avg_sq"].index_select(dim, order)
-        state["exp_avg"] = multiplied(mean, state["bases"], transposed=True)
+    def _turn(self, states: Sequence[State]) -> None:
+        averages, squares = self._joined(states, "exp_avg"), self._joined(states, "exp_avg_sq")
+        bases = self._factors(states, "bases")
+        means = multiplied(averages, bases)
+        for dim, (moments, basis) in enumerate(zip(self._finite_moments(states), bases, strict=True)):
+            if moments is not None and basis is not None:
+                order, new = turned(moments, basis)
+                basis.copy_(new)
+                places = order.view(len(order), *[-1 if d == dim else 1 for d in range(squares.dim() - 1)])
+                squares.copy_(squares.take_along_dim(places, dim + 1))
+        averages.copy_(multiplied(means, bases, transposed=True))
+
+    def _finite_moments(self, states: Sequence[State]) -> list[Tensor | None]:
+        moments = self._factors(states, "moments")
+        finite = [each.isfinite().all() for each in moments if each is not None]
+        self._require_finite(not finite or bool(torch.stack(finite).all()))
+        return moments
