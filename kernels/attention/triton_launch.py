@@ -1,0 +1,69 @@
+"""Launches of Triton kernels: by Triton for the first call of a signature, directly for later ones.
+
+Triton inspects every argument of every launch to find the compiled kernel, which takes longer than a small kernel runs.
+A caller's key states all that Triton would inspect: dtypes, shapes, strides and alignment of tensors, and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from hodiff.kernels.attention.triton_blocks import Tile
+
+T = TypeVar("T")
+# Beyond this number of signatures, all are forgotten: a program whose lengths never repeat must not fill the memory.
+MOST = 4096
+_COMPILED: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+
+def signature(t: Tensor | None) -> Hashable:
+    """Return what the compiled code of a kernel may depend on."""
+    return None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16)
+
+
+def store(table: dict[Any, Any], key: Hashable, value: T) -> T:
+    """Add an entry to a table of bounded size."""
+    if len(table) >= MOST:
+        table.clear()
+    table[key] = value
+    return value
+
+
+def launch(
+    kernel: Any,
+    key: Hashable,
+    device: torch.device,
+    arguments: Sequence[Any],
+    describe: Callable[[], tuple[dict[str, Any], Sequence[Tile], Callable[[Tile], int]]],
+) -> None:
+    """Launch a kernel; only for a new key, `describe` returns its constants, tiles in order, and number of programs."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, key, device, arguments, describe)
+    known = _COMPILED.get(key)
+    if known is not None:
+        run, constants = known
+        run(*arguments, *constants)
+        return None
+    constants, tiles, programs = describe()
+    names = kernel.arg_names[: len(arguments)]
+    for tile in tiles:
+        grid, named = (programs(tile), 1, 1), constants | {"ROWS": tile.rows, "KEYS": tile.keys}
+        options = {} if triton.knobs.runtime.interpret else {"num_warps": tile.warps, "num_stages": tile.stages}
+        try:
+            compiled = kernel[grid](**dict(zip(names, arguments, strict=True)), **named, **options)
+        except OutOfResources:  # this GPU has less shared memory than those that the tile was chosen for
+            if tile is tiles[-1]:
+                raise
+            continue
+        # The interpreter compiles nothing.
+        if compiled is not None:
+            store(_COMPILED, key, (compiled[grid], tuple(named[name] for name in kernel.arg_names[len(arguments) :])))
+        break
+    return None
