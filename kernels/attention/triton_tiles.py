@@ -165,10 +165,8 @@ def scores(
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""Compute $S$ in units of 1 / UNIT, -inf where a query does not see a key, and $\tanh(U / c)$, unused without a cap.
-
-    Only if EDGE, the band or the number of keys may hide pairs of this tile.
-    """
+    r"""Compute $S$ times UNIT, -inf where a query does not see a key, and $\tanh(U / c)$, meaningless without a cap."""
+    # Without EDGE, neither the band nor the number of keys hides a pair of this tile.
     if SOFTCAP is None:
         s = pairs(q, k, None, ACC, TURNED) * (SCALE * UNIT)
         bend = s
@@ -184,7 +182,7 @@ def scores(
         else:
             seen = seen & (given != 0)
         s = tl.where(seen, s, float("-inf"))
-    elif EDGE:
+    elif EDGE:  # noqa: SIM102 - Triton compiles both sides of an `and`.
         # A pass that holds keys does not store the sums of keys past the last.
         if not TURNED or low is not None or high is not None:
             s = tl.where(visible(query, key, keys, low, high), s, float("-inf"))
@@ -204,7 +202,7 @@ def visible(query, key, keys, low, high):
 
 @triton.jit
 def exponential(s, UNIT: tl.constexpr):
-    """Compute $e^x$ of differences of scores in units of 1 / UNIT."""
+    """Compute $e^x$ of differences x of scores, given times UNIT."""
     return tl.exp2(s * (LOG2E / UNIT))
 
 

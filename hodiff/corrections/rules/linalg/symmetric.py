@@ -23,6 +23,7 @@ from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
 from hodiff.torch_operators.table import forms_of
 
+
 def hermitian_part(matrix: Tensor) -> Tensor:
     """Compute (A + Aᴴ) / 2."""
     return (matrix + matrix.mH) / 2
