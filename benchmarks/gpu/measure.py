@@ -77,11 +77,11 @@ def compare(
         try:
             start = clock()
             found = run()
-            seconds = clock() - start
+            took = clock() - start
         except Exception as error:  # a peer that fails must not end the section
             report(Row(problem, name, remark=f"raised {type(error).__name__}: {str(error).splitlines()[0][:120]}"))
             continue
-        ready[name] = {"first": seconds, "device": device_time(run), "mebibytes": peak(run)}
+        ready[name] = {"first": took, "device": device_time(run), "mebibytes": peak(run)}
         if exact is not None and name in compared:
             ready[name]["error"] = max(
                 relative_error(a.double().cpu(), b.cpu()) for a, b in zip(found, exact, strict=True)

@@ -143,21 +143,26 @@ def laplacian(small: bool) -> None:
         def value(x: Tensor, net: nn.Module = net) -> Tensor:
             return net(x).squeeze(-1)
 
-        def trace(x: Tensor, value: Callable[[Tensor], Tensor] = value) -> Tensor:
-            return torch.func.hessian(value)(x).trace()
-
         compare(
             f"Laplacian, {points} points, {str(dtype).removeprefix('torch.')}",
             {
-                "torch, trace of the Hessian": lambda x=x, trace=trace: (torch.func.vmap(trace)(x),),
-                "hodiff.laplacian": lambda x=x, value=value: (hodiff.laplacian(value, batched=True)(x),),
+                "torch, trace of the Hessian": partial(_traces, value, x),
+                "hodiff.laplacian": partial(_laplacians, value, x),
             },
-            lambda net=net, x=x: (_exact_laplacian(net, x),),
+            partial(_exact_laplacians, net, x),
             ["torch, trace of the Hessian", "hodiff.laplacian"],
         )
 
 
-def _exact_laplacian(net: nn.Sequential, x: Tensor) -> Tensor:
+def _traces(value: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.func.vmap(lambda x: torch.func.hessian(value)(x).trace())(x),)
+
+
+def _laplacians(value: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    return (hodiff.laplacian(value, batched=True)(x),)
+
+
+def _exact_laplacians(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
     """Compute the Laplacian in float64 by pushing first and second derivatives through the layers by hand."""
     x = x.double()
     first, second = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).expand(len(x), -1, -1), torch.zeros_like(x)
@@ -170,7 +175,7 @@ def _exact_laplacian(net: nn.Sequential, x: Tensor) -> Tensor:
             slope = 1 - y * y
             second = slope * second - 2 * y * slope * first.square().sum(1)
             x, first = y, slope[:, None] * first
-    return second.squeeze(-1)
+    return (second.squeeze(-1),)
 
 
 def optimizers(small: bool) -> None:
@@ -191,7 +196,7 @@ def optimizers(small: bool) -> None:
         for _ in range(10):
             step()
 
-    contestants = {name: partial(ten, steps(kind)) for name, kind in kinds.items()}
+    contestants: dict[str, Callable[[], Any]] = {name: partial(ten, steps(kind)) for name, kind in kinds.items()}
     compare(f"ten steps, GPT of {layers} layers, {tuple(tokens.shape)} tokens", contestants, rounds=3)
 
 

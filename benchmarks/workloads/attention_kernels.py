@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ HEADS = (32, 64, 128, 256)
 TEXT = """\
 Compiled by Triton {triton} and its ptxas for sm_{architecture}, {dtype}; nothing was run. `spilled` is the local memory
 of a thread in bytes, `shared` the shared memory of a program in KiB, `stages` the depth of the pipeline asked for.
-`wgmma` and `mma` count tensor-core instructions in the machine code. Of these the gradient's first pass is needed only
-without the results of a value."""
+`wgmma` and `mma` count tensor-core instructions in the machine code. With all options there are a mask, a band, a cap
+of scores and dropout."""
 
 
 class Kernel(NamedTuple):
@@ -120,34 +121,32 @@ def compiled_here(architecture: int, dtype: str, head: int) -> Iterator[Kernel]:
     seed = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     mask = torch.ones(256, 256, dtype=torch.bool)[None, None]
     wanted, moved = (True, True, True), (q_t, k_t, v_t)
+    saved = kernels.Saved(v, g[..., 0].float(), g[..., 0].float())
+
+    def gradient(options: Any, *inputs: Any) -> Any:
+        return kernels.gradient(options, wanted, *inputs, g, saved)
+
+    def second_order(options: Any, *inputs: Any) -> Any:
+        return kernels.gradient_tangent(options, wanted, True, *inputs, g, *moved, g_t)
+
     for causal in (False, True):
         options = Options(0 if causal else None)
-        plain = options, q, k, v, None, None
+        plain: Any = options, q, k, v, None, None
         calls: dict[str, Any] = {
-            "value": lambda plain=plain: kernels.value_to_save(*plain),
-            "gradient": lambda plain=plain: kernels.gradient(plain[0], wanted, *plain[1:], g),
-            "gradient, saved": lambda plain=plain: kernels.gradient(
-                plain[0], wanted, *plain[1:], g, kernels.Saved(v, g[..., 0].float(), g[..., 0].float())
-            ),
-            "tangent": lambda plain=plain: kernels.tangent(*plain, *moved),
-            "second order": lambda plain=plain: kernels.gradient_tangent(
-                plain[0], wanted, True, *plain[1:], g, *moved, g_t
-            ),
+            "value": partial(kernels.value_to_save, *plain),
+            "gradient": partial(gradient, *plain),
+            "second order": partial(second_order, *plain),
         }
         if causal:
+            calls["tangent"] = partial(kernels.tangent, *plain, *moved)
             extra = Options(9, softcap=30.0, dropout_p=0.1, low=-9), q, k, v, mask, seed
-            calls["gradient, all options"] = lambda extra=extra: kernels.gradient(extra[0], wanted, *extra[1:], g)
-            calls["second order, all options"] = lambda extra=extra: kernels.gradient_tangent(
-                extra[0], wanted, True, *extra[1:], g, *moved, g_t
-            )
+            calls["second order, all options"] = partial(second_order, *extra)
         for call, run in calls.items():
             made.clear()
             run()
             for given, kernel in made:
-                name = kernel.metadata.name
-                if call != "gradient, saved" or name == "row_products":
-                    tile = given["ROWS"], given["KEYS"], given["num_warps"], given["num_stages"]
-                    yield Kernel(head, causal, call, name, *tile, *resources(kernel))
+                tile = given["ROWS"], given["KEYS"], given["num_warps"], given["num_stages"]
+                yield Kernel(head, causal, call, kernel.metadata.name, *tile, *resources(kernel))
 
 
 def resources(kernel: Any) -> tuple[int, ...]:
@@ -190,8 +189,10 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
     heads = HEADS[1:2] if quick else HEADS
     with ThreadPoolExecutor(2) as pool:
-        pairs = list(product(ARCHITECTURES, DTYPES[:1] if quick else DTYPES))
-        jobs = {pair: [pool.submit(compiled, *pair, head) for head in heads] for pair in pairs}
+        jobs = {
+            (architecture, dtype): [pool.submit(compiled, architecture, dtype, head) for head in heads]
+            for architecture, dtype in product(ARCHITECTURES, DTYPES[:1] if quick else DTYPES)
+        }
         for (architecture, dtype), found in jobs.items():
             kernels = [kernel for job in found for kernel in job.result()]
             text = TEXT.format(triton=triton.__version__, architecture=architecture, dtype=dtype)

@@ -284,6 +284,7 @@ class _Layout:
         )
         threshold = round(options.dropout_p * 2**32)
         self.dtype, self.drops = q.dtype, seed is not None and threshold > 0
+        self.options = mask is not None or options.softcap is not None or self.drops
         # Whether tiles without hidden pairs are known beforehand.
         self.ordered = low is None and mask is None
         self.strides: dict[Any, Any] = {}
@@ -321,7 +322,7 @@ class _Layout:
         head = max(constants["E"], constants["F"])
         return (
             {name: constants[name] for name in names if name in constants},
-            tiles(kind, self.dtype, head, device),
+            tiles(kind, self.dtype, head, device, self.options),
             lambda tile: self.count * triton.cdiv(length, getattr(tile, block)),
         )
 

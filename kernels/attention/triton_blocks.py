@@ -63,17 +63,22 @@ _SMALLEST = Tile(16, 16, 4, 1)
 _INTERPRETED = Tile(16, 32, 1, 1)
 
 
-def tiles(kind: str, dtype: torch.dtype, head: int, device: torch.device) -> tuple[Tile, ...]:
+def tiles(kind: str, dtype: torch.dtype, head: int, device: torch.device, options: bool) -> tuple[Tile, ...]:
     """Return the tile of a pass, and one to use if the device has too little memory for it."""
     if triton.knobs.runtime.interpret:
         return (_INTERPRETED,)
+    return chosen(kind, dtype, head, architecture(device), options), _SMALLEST
+
+
+def chosen(kind: str, dtype: torch.dtype, head: int, architecture: int, options: bool) -> Tile:
+    """Return the tile of a pass; `options` says whether there is a mask, a cap of scores or dropout."""
     if kind == "rows":
-        return (_ROWS,)
+        return _ROWS
     if dtype == torch.float64:
-        return (_FLOAT64,)
+        return _FLOAT64
     column = next(place for place, most in enumerate(_HEADS) if head <= most)
-    table = _FLOAT32 if dtype == torch.float32 else _TILES[architecture(device)]
-    return table[kind][column], _SMALLEST
+    table = _FLOAT32 if dtype == torch.float32 else _TILES[architecture]
+    return table[kind][min(column + options, len(_HEADS) - 1)]
 
 
 def architecture(device: torch.device) -> int:

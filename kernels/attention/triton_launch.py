@@ -48,8 +48,8 @@ def launch(
             return launch(kernel, key, device, arguments, describe)
     known = _COMPILED.get(key)
     if known is not None:
-        run, constants = known
-        run(*arguments, *constants)
+        run, fixed = known
+        run(*arguments, *fixed)
         return None
     constants, tiles, programs = describe()
     names = kernel.arg_names[: len(arguments)]
