@@ -26,33 +26,54 @@ class Tile(NamedTuple):
 
 # Greatest head size of each column of the tables.
 _HEADS = (64, 128, 256)
-# For numbers of 16 bits, by architecture and pass.
-_TILES = {
-    90: {
-        "output": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
-        "output tangent": (Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
-        "keys": (Tile(64, 128, 8, 3), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
-        "keys tangent": (Tile(64, 128, 8, 3), Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
-        "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
-        "queries tangent": (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
-    },
-    80: {
-        "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 2)),
-        "output tangent": (Tile(128, 32, 8, 3), Tile(32, 32, 4, 2), Tile(32, 16, 4, 1)),
-        "keys": (Tile(32, 128, 8, 3), Tile(32, 64, 8, 2), Tile(32, 32, 8, 1)),
-        "keys tangent": (Tile(32, 64, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 4, 1)),
-        "queries": (Tile(128, 64, 8, 3), Tile(64, 32, 4, 2), Tile(32, 32, 8, 1)),
-        "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 4, 1)),
-    },
+_BFLOAT16_HOPPER = {
+    "output": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 8, 2)),
+    "output tangent": (Tile(128, 64, 8, 3), Tile(64, 32, 8, 3), Tile(16, 16, 8, 1)),
+    "keys": (Tile(64, 128, 8, 3), Tile(32, 128, 8, 3), Tile(16, 64, 8, 2)),
+    "keys tangent": (Tile(64, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 16, 8, 1)),
+    "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
+    "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 16, 8, 1)),
 }
-# Products of float32 by parts run on `mma`, on every architecture.
+_BFLOAT16 = {
+    "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 2)),
+    "output tangent": (Tile(64, 32, 4, 3), Tile(32, 16, 8, 2), Tile(16, 16, 8, 1)),
+    "keys": (Tile(32, 128, 8, 3), Tile(32, 64, 8, 2), Tile(16, 32, 8, 1)),
+    "keys tangent": (Tile(32, 64, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 16, 8, 2)),
+    "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+}
+# Computed weights are multiplied in TF32, with values of 32 bits.
+_FLOAT16_HOPPER = {
+    "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 16, 8, 2)),
+    "output tangent": (Tile(128, 64, 8, 3), Tile(128, 16, 8, 2), Tile(16, 16, 8, 1)),
+    "keys": (Tile(64, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 32, 8, 1)),
+    "keys tangent": (Tile(32, 128, 8, 2), Tile(16, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 16, 8, 2)),
+    "queries tangent": (Tile(128, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+}
+_FLOAT16 = {
+    "output": (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "output tangent": (Tile(64, 32, 8, 2), Tile(32, 16, 8, 2), Tile(16, 16, 8, 1)),
+    "keys": (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "keys tangent": (Tile(32, 64, 8, 2), Tile(16, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries": (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries tangent": (Tile(64, 32, 8, 2), Tile(32, 16, 8, 2), Tile(16, 16, 8, 1)),
+}
 _FLOAT32 = {
-    "output": (Tile(32, 32, 4, 2), Tile(32, 16, 4, 2), Tile(16, 16, 4, 1)),
-    "output tangent": (Tile(16, 16, 4, 2), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
-    "keys": (Tile(32, 32, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
-    "keys tangent": (Tile(16, 16, 4, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    "queries": (Tile(32, 32, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
-    "queries tangent": (Tile(16, 16, 4, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "output": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "output tangent": (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
+    "keys": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "keys tangent": (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "queries": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "queries tangent": (Tile(16, 16, 2, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+_TILES = {
+    (90, torch.bfloat16): _BFLOAT16_HOPPER,
+    (80, torch.bfloat16): _BFLOAT16,
+    (90, torch.float16): _FLOAT16_HOPPER,
+    (80, torch.float16): _FLOAT16,
+    (90, torch.float32): _FLOAT32,
+    (80, torch.float32): _FLOAT32,
 }
 _FLOAT64 = Tile(16, 16, 4, 1)
 # Row products have no tile of scores.
@@ -77,8 +98,7 @@ def chosen(kind: str, dtype: torch.dtype, head: int, architecture: int, options:
     if dtype == torch.float64:
         return _FLOAT64
     column = next(place for place, most in enumerate(_HEADS) if head <= most)
-    table = _FLOAT32 if dtype == torch.float32 else _TILES[architecture]
-    return table[kind][min(column + options, len(_HEADS) - 1)]
+    return _TILES[architecture, dtype][kind][min(column + options, len(_HEADS) - 1)]
 
 
 def architecture(device: torch.device) -> int:
