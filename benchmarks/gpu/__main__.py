@@ -106,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, Any] = {}
     failed = False
     for name in options.only or SECTIONS:
-        start, rows = time.monotonic(), []
+        start = time.monotonic()
+        rows: list[dict[str, Any]] = []
         remark = run(name, small, rows)
         failed |= remark.startswith("failed")
         ended = f"{remark or 'done'}, {time.monotonic() - start:.0f} s"

@@ -120,27 +120,23 @@ def compiled_here(architecture: int, dtype: str, head: int) -> Iterator[Kernel]:
     q, k, v, g, q_t, k_t, v_t, g_t = torch.zeros(8, 2, 3, 256, head, dtype=getattr(torch, dtype)).unbind()
     seed = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     mask = torch.ones(256, 256, dtype=torch.bool)[None, None]
-    wanted, moved = (True, True, True), (q_t, k_t, v_t)
+    wanted = (True, True, True)
     saved = kernels.Saved(v, g[..., 0].float(), g[..., 0].float())
 
-    def gradient(options: Any, *inputs: Any) -> Any:
-        return kernels.gradient(options, wanted, *inputs, g, saved)
-
-    def second_order(options: Any, *inputs: Any) -> Any:
-        return kernels.gradient_tangent(options, wanted, True, *inputs, g, *moved, g_t)
+    def second_order(options: Any, mask: Any, seed: Any) -> Any:
+        return kernels.gradient_tangent(options, wanted, True, q, k, v, mask, seed, g, q_t, k_t, v_t, g_t)
 
     for causal in (False, True):
-        options = Options(0 if causal else None)
-        plain: Any = options, q, k, v, None, None
+        options: Any = Options(0 if causal else None)
         calls: dict[str, Any] = {
-            "value": partial(kernels.value_to_save, *plain),
-            "gradient": partial(gradient, *plain),
-            "second order": partial(second_order, *plain),
+            "value": partial(kernels.value_to_save, options, q, k, v, None, None),
+            "gradient": partial(kernels.gradient, options, wanted, q, k, v, None, None, g, saved),
+            "second order": partial(second_order, options, None, None),
         }
         if causal:
-            calls["tangent"] = partial(kernels.tangent, *plain, *moved)
-            extra = Options(9, softcap=30.0, dropout_p=0.1, low=-9), q, k, v, mask, seed
-            calls["second order, all options"] = partial(second_order, *extra)
+            calls["tangent"] = partial(kernels.tangent, options, q, k, v, None, None, q_t, k_t, v_t)
+            extra = Options(9, softcap=30.0, dropout_p=0.1, low=-9)
+            calls["second order, all options"] = partial(second_order, extra, mask, seed)
         for call, run in calls.items():
             made.clear()
             run()

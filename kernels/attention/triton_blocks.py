@@ -30,7 +30,7 @@ _BFLOAT16_HOPPER = {
     "output": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 8, 2)),
     "output tangent": (Tile(128, 64, 8, 3), Tile(64, 32, 8, 3), Tile(16, 16, 8, 1)),
     "keys": (Tile(64, 128, 8, 3), Tile(32, 128, 8, 3), Tile(16, 64, 8, 2)),
-    "keys tangent": (Tile(64, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 16, 8, 1)),
+    "keys tangent": (Tile(32, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 16, 8, 1)),
     "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
     "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 16, 8, 1)),
 }
@@ -60,12 +60,12 @@ _FLOAT16 = {
     "queries tangent": (Tile(64, 32, 8, 2), Tile(32, 16, 8, 2), Tile(16, 16, 8, 1)),
 }
 _FLOAT32 = {
-    "output": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "output": (Tile(32, 32, 8, 2), Tile(16, 32, 8, 1), Tile(16, 16, 8, 1)),
     "output tangent": (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
-    "keys": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "keys": (Tile(32, 32, 8, 2), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
     "keys tangent": (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    "queries": (Tile(32, 32, 8, 2), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    "queries tangent": (Tile(16, 16, 2, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "queries": (Tile(32, 32, 8, 2), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "queries tangent": (Tile(16, 32, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 _TILES = {
     (90, torch.bfloat16): _BFLOAT16_HOPPER,
