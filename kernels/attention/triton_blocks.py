@@ -1,11 +1,12 @@
-"""Sizes of tiles, by pass, dtype, head size and architecture; none is measured at run time.
+"""Sizes of tiles, by pass, dtype, head size and architecture; timed at run time only with HODIFF_TUNE_TILES=1.
 
 `benchmarks/results/attention_kernels.md` has the registers, shared memory and instructions of each choice, as compiled.
-No choice moves registers to memory. Choices were not compared by time.
+Choices were not compared by time.
 """
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -32,15 +33,15 @@ _BFLOAT16_HOPPER = {
     "keys": (Tile(64, 128, 8, 3), Tile(32, 128, 8, 3), Tile(16, 64, 8, 2)),
     "keys tangent": (Tile(32, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 16, 8, 1)),
     "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
-    "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 32, 8, 1)),
 }
 _BFLOAT16 = {
-    "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 2)),
+    "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2)),
     "output tangent": (Tile(64, 32, 4, 3), Tile(32, 16, 8, 2), Tile(16, 16, 8, 1)),
     "keys": (Tile(32, 128, 8, 3), Tile(32, 64, 8, 2), Tile(16, 32, 8, 1)),
     "keys tangent": (Tile(32, 64, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
     "queries": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 16, 8, 2)),
-    "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
+    "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 32, 8, 1)),
 }
 # Computed weights are multiplied in TF32, with values of 32 bits.
 _FLOAT16_HOPPER = {
@@ -88,7 +89,16 @@ def tiles(kind: str, dtype: torch.dtype, head: int, device: torch.device, option
     """Return the tile of a pass, and one to use if the device has too little memory for it."""
     if triton.knobs.runtime.interpret:
         return (_INTERPRETED,)
-    return chosen(kind, dtype, head, architecture(device), options), _SMALLEST
+    first = chosen(kind, dtype, head, architecture(device), options)
+    if not tunes() or kind == "rows":
+        return first, _SMALLEST
+    others = [tile for (key, _), table in _TILES.items() if key == architecture(device) for tile in table[kind]]
+    return tuple(dict.fromkeys((first, *others, _SMALLEST)))
+
+
+def tunes() -> bool:
+    """Whether the user asks to time several tiles at the first call of each signature."""
+    return os.environ.get("HODIFF_TUNE_TILES") == "1" and not triton.knobs.runtime.interpret
 
 
 def chosen(kind: str, dtype: torch.dtype, head: int, architecture: int, options: bool) -> Tile:

@@ -7,6 +7,8 @@ A caller's key states all that Triton would inspect: dtypes, shapes, strides and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +16,7 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from hodiff.kernels.attention.triton_blocks import Tile
+from hodiff.kernels.attention.triton_blocks import Tile, tunes
 
 T = TypeVar("T")
 # Beyond this number of signatures, all are forgotten: a program whose lengths never repeat must not fill the memory.
@@ -52,18 +54,33 @@ def launch(
         run(*arguments, *fixed)
         return None
     constants, tiles, programs = describe()
-    names = kernel.arg_names[: len(arguments)]
-    for tile in tiles:
+    given = dict(zip(kernel.arg_names, arguments, strict=False))
+
+    def run(tile: Tile) -> Any:
+        """Launch by Triton, and return the compiled kernel and its constants; the interpreter compiles nothing."""
         grid, named = (programs(tile), 1, 1), constants | {"ROWS": tile.rows, "KEYS": tile.keys}
         options = {} if triton.knobs.runtime.interpret else {"num_warps": tile.warps, "num_stages": tile.stages}
+        compiled = kernel[grid](**given, **named, **options)
+        fixed = tuple(named[name] for name in kernel.arg_names[len(arguments) :])
+        return None if compiled is None else (compiled[grid], fixed)
+
+    for tile in by_time(run, tiles) if tunes() else tiles:
         try:
-            compiled = kernel[grid](**dict(zip(names, arguments, strict=True)), **named, **options)
+            found = run(tile)
         except OutOfResources:  # this GPU has less shared memory than those that the tile was chosen for
             if tile is tiles[-1]:
                 raise
             continue
-        # The interpreter compiles nothing.
-        if compiled is not None:
-            store(_COMPILED, key, (compiled[grid], tuple(named[name] for name in kernel.arg_names[len(arguments) :])))
+        if found is not None:
+            store(_COMPILED, key, found)
         break
     return None
+
+
+def by_time(run: Callable[[Tile], Any], tiles: Sequence[Tile]) -> list[Tile]:
+    """Return tiles that the device has room for, the fastest first."""
+    times = {}
+    for tile in tiles:
+        with suppress(OutOfResources):
+            times[tile] = triton.testing.do_bench(partial(run, tile))
+    return sorted(times, key=times.__getitem__) or [tiles[-1]]

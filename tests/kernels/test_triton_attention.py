@@ -142,6 +142,8 @@ CASES = {
     "additive mask that alone has batches, with rows of nothing": lambda: {"q": (1, 10, 7), "mask": additive_mask()},
     "keys all alike to a mask": lambda: {"mask": torch.randn(1, 20, 1)},
     "causal": lambda: {"high": 0},
+    "causal over several tiles": lambda: {"q": (1, 70, 3), "k": (1, 70, 3), "v": (1, 70, 2), "high": 0},
+    "some keys ahead over several tiles": lambda: {"q": (1, 70, 3), "k": (1, 99, 3), "v": (1, 99, 2), "high": 7},
     "causal, fewer keys": lambda: {"q": (1, 50, 3), "k": (1, 17, 3), "v": (1, 17, 4), "high": 0},
     "window that passes over tiles": lambda: {"q": (1, 70, 3), "k": (1, 75, 3), "v": (1, 75, 2), "low": -5, "high": 2},
     # Query 32 sees key 31, and query 15 sees key 32. These are the only pairs in their tiles.

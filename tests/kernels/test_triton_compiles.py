@@ -58,5 +58,6 @@ def test_kernels_compile_without_spills(architecture, dtype, head, tmp_path, mon
     for each in kernels:
         require_room(each._asdict(), architecture)
         # Products of 16-bit numbers on Hopper run on its tensor cores for groups of warps.
-        if architecture == 90 and dtype == "bfloat16" and each.kernel != "row_products":
+        plain = each.kernel != "row_products" and not each.call.endswith("all options")
+        if architecture == 90 and dtype == "bfloat16" and plain:
             assert each.wgmma > 0, each

@@ -124,3 +124,36 @@ def test_devices_with_little_shared_memory_get_smaller_tiles():
     tried, launched = recorded(SMALL_DEVICE, 8 * 1024)
     assert len(tried) > 1
     assert launched == 1
+
+
+TUNED = (
+    RECORD
+    + """
+from triton import testing
+timed = []
+def do_bench(run):
+    # The later a tile is timed, the faster it seems.
+    run()
+    timed.append(launches[-1][2][-2:])
+    return 100 - len(timed)
+testing.do_bench = do_bench
+kernels.value(Options, q, k, v, None, None)
+first = launches[-1][2][-2:]
+timings = len(timed)
+kernels.value(Options, q, k, v, None, None)
+print(json.dumps([timings, timed[-1] == first, launches[-1][2][-2:] == first, len(timed), len(launches)]))
+"""
+)
+
+
+@pytest.mark.slow
+def test_tiles_are_timed_only_on_request(monkeypatch):
+    monkeypatch.setenv("HODIFF_TUNE_TILES", "1")
+    timings, fastest, kept, in_all, launched = recorded(TUNED, 99 * 1024)
+    assert timings > 2
+    assert fastest
+    assert kept
+    assert in_all == timings
+    assert launched == timings + 2
+    monkeypatch.delenv("HODIFF_TUNE_TILES")
+    assert recorded(TUNED.replace("timed[-1] == first", "None"), 99 * 1024) == [0, None, True, 0, 2]
