@@ -50,8 +50,8 @@ def launch(
             return launch(kernel, key, device, arguments, describe)
     known = _COMPILED.get(key)
     if known is not None:
-        run, fixed = known
-        run(*arguments, *fixed)
+        compiled, fixed = known
+        compiled(*arguments, *fixed)
         return None
     constants, tiles, programs = describe()
     given = dict(zip(kernel.arg_names, arguments, strict=False))
@@ -60,9 +60,8 @@ def launch(
         """Launch by Triton, and return the compiled kernel and its constants; the interpreter compiles nothing."""
         grid, named = (programs(tile), 1, 1), constants | {"ROWS": tile.rows, "KEYS": tile.keys}
         options = {} if triton.knobs.runtime.interpret else {"num_warps": tile.warps, "num_stages": tile.stages}
-        compiled = kernel[grid](**given, **named, **options)
-        fixed = tuple(named[name] for name in kernel.arg_names[len(arguments) :])
-        return None if compiled is None else (compiled[grid], fixed)
+        made = kernel[grid](**given, **named, **options)
+        return None if made is None else (made[grid], tuple(named[name] for name in kernel.arg_names[len(arguments) :]))
 
     for tile in by_time(run, tiles) if tunes() else tiles:
         try:
