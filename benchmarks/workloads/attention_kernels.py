@@ -100,7 +100,7 @@ def compiled_here(architecture: int, dtype: str, head: int) -> Iterator[Kernel]:
     import triton
 
     from hodiff.kernels.attention import triton_attention as kernels
-    from hodiff.kernels.attention import triton_blocks
+    from hodiff.kernels.attention import triton_blocks, triton_call
 
     triton.runtime.driver.set_active(Driver(architecture))
     made: list[Any] = []
@@ -115,7 +115,7 @@ def compiled_here(architecture: int, dtype: str, head: int) -> Iterator[Kernel]:
             return lambda **given: made.append((given, self.kernel.warmup(grid=(1,), **given)))
 
     for name in ("output_pass", "keys_pass", "queries_pass", "row_products"):
-        setattr(kernels, name, Compiling(getattr(kernels, name)))
+        setattr(triton_call, name, Compiling(getattr(triton_call, name)))
     triton_blocks.architecture = lambda device: architecture
     q, k, v, g, q_t, k_t, v_t, g_t = torch.zeros(8, 2, 3, 256, head, dtype=getattr(torch, dtype)).unbind()
     seed = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
