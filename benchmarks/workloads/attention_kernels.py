@@ -21,7 +21,7 @@ from benchmarks.report import table
 
 ARCHITECTURES = (80, 90)
 # Sizes of heads by dtype.
-HEADS = {"bfloat16": (32, 64, 128, 256), "float16": (64, 128), "float32": (64, 128)}
+HEADS = {"bfloat16": (32, 64, 128, 256), "float16": (64, 128), "float32": (64,)}
 TEXT = """\
 Compiled by Triton {triton} and its ptxas for sm_{architecture}, {dtype}; nothing was run. `spilled` is the local memory
 of a thread in bytes, `shared` the shared memory of a program in KiB, `stages` the depth of the pipeline asked for.

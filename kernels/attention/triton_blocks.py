@@ -33,7 +33,7 @@ _BFLOAT16_HOPPER = {
     "keys": (Tile(64, 128, 8, 3), Tile(32, 128, 8, 3), Tile(16, 64, 8, 2)),
     "keys tangent": (Tile(32, 128, 8, 3), Tile(16, 128, 8, 2), Tile(16, 16, 8, 1)),
     "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 2)),
-    "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 32, 8, 1)),
+    "queries tangent": (Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(16, 16, 8, 1)),
 }
 _BFLOAT16 = {
     "output": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2)),
