@@ -41,7 +41,7 @@ _BFLOAT16 = {
     "keys": (Tile(32, 128, 8, 3), Tile(32, 64, 8, 2), Tile(16, 32, 8, 1)),
     "keys tangent": (Tile(32, 64, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
     "queries": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 16, 8, 2)),
-    "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 32, 8, 1)),
+    "queries tangent": (Tile(64, 32, 4, 3), Tile(32, 32, 8, 2), Tile(16, 16, 8, 1)),
 }
 # Computed weights are multiplied in TF32, with values of 32 bits.
 _FLOAT16_HOPPER = {
