@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
 docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
 
-.PHONY: demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean
+# `make bench-gpu small`: `small` is an argument.
+.PHONY: bench-gpu test-gpu small demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -61,6 +62,17 @@ notebooks: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# On a CUDA device, within eight minutes; results go to benchmarks/results/gpu/. `make bench-gpu small` needs no GPU.
+bench-gpu: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gpu $(filter small,$(MAKECMDGOALS))
+
+small:
+	@:
+
+# The tests that a GPU can change; without one, in Triton's interpreter.
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -n 0 -m gpu tests/kernels tests/functions
 
 # JAX, folx and curvlinops race in an environment of their own, as they clash with the pinned torch; `make bench` adds rows.
 bench-peers: .venv-bench/installed

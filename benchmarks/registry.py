@@ -13,6 +13,7 @@ from benchmarks.problems import Problem
 from benchmarks.training import page
 from benchmarks.workloads import (
     attention,
+    attention_kernels,
     attention_precision,
     authoring,
     batched,
@@ -178,6 +179,9 @@ TALLIES = {
     "taylor_memory": Tally("memory of Laplacians, and a step in very many dimensions", taylor_memory.sections),
     "attention_precision": Tally(
         "errors of attention in 16 and 32 bits, by length of the sequence", attention_precision.sections
+    ),
+    "attention_kernels": Tally(
+        "registers and instructions of attention on a GPU, as compiled", attention_kernels.sections
     ),
     "sparse": Tally("sparse Hessians, their stages, and dense ones beside", sparse.sections, sparse.draw),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),

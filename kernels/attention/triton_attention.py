@@ -16,31 +16,15 @@ docs/explanations/attention_second_order.md.
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError as TritonError
 
-from hodiff.errors import InputError
 from hodiff.kernels.attention.options import Options
-from hodiff.kernels.attention.triton_gradients import keys_pass, queries_pass
-from hodiff.kernels.attention.triton_output import output_pass
-from hodiff.torch_internals.tensors import broadcast_shape
-
-WIDEST = 256
-
-_ACCUMULATORS = {
-    torch.float16: tl.float32,
-    torch.bfloat16: tl.float32,
-    torch.float32: tl.float32,
-}
-# Triton 3.6 has no products of float64 for GPUs, 3.9 has.
-if triton.knobs.runtime.interpret or tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
-    _ACCUMULATORS[torch.float64] = tl.float64
+from hodiff.kernels.attention.triton_call import Call
+from hodiff.kernels.attention.triton_call import takes as takes
 
 
 class Saved(NamedTuple):
@@ -48,18 +32,13 @@ class Saved(NamedTuple):
 
     Attributes:
         out: The value.
-        top: Greatest score of each row, zero if the row sees no key.
+        top: Greatest score of each row, zero if the row sees no key; times log2(e), unless a mask is added to scores.
         inverse: 1 over the sum of exponentials of scores minus the greatest, zero if the row sees no key.
     """
 
     out: Tensor
     top: Tensor
     inverse: Tensor
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernels support the dtypes and head sizes."""
-    return q.dtype in _ACCUMULATORS and q.dtype == k.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST
 
 
 def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Tensor:
@@ -85,7 +64,7 @@ def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 
 def value_to_save(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Saved:
     """Compute `value`, and the row statistics that save `gradient` its first pass."""
-    call = _Call(options, q, k, v, mask, seed)
+    call = Call(options, q, k, v, mask, seed)
     saved = Saved(call.output(), call.row_numbers(), call.row_numbers())
     call.output_pass(out=saved.out, top=saved.top, inverse=saved.inverse)
     return saved
@@ -103,7 +82,7 @@ def tangent(
     v_t: Tensor | None,
 ) -> Tensor:
     r"""Compute $\dot O$ for tangents of q, k and v; None is zero."""
-    call = _Call(options, q, k, v, mask, seed)
+    call = Call(options, q, k, v, mask, seed)
     out_t = call.output()
     if q_t is None and k_t is None and v_t is None:
         return out_t.zero_()
@@ -125,14 +104,14 @@ def gradient(
     r"""Compute the wanted $\bar Q, \bar K, \bar V$ of a cotangent g (..., L, F): 9 matrix products, 7 with `saved`."""
     if not any(wanted):
         return ()
-    call = _Call(options, q, k, v, mask, seed)
+    call = Call(options, q, k, v, mask, seed)
     bar = call.row_numbers() if wanted[0] or wanted[1] else None
     if saved is None:
         rows = {"top": call.row_numbers(), "inverse": call.row_numbers(), "bar": bar}
         call.output_pass(g=g, **rows)
     else:
         if bar is not None:
-            torch.sum(g.to(bar.dtype) * saved.out, -1, out=bar)
+            call.row_products(g, saved.out, bar)
         rows = {"top": saved.top, "inverse": saved.inverse, "bar": bar}
     return call.gradients(wanted, False, g=g, **rows)
 
@@ -153,7 +132,7 @@ def gradient_tangent(
     g_t: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Tangents of `gradient` and, last, of the output if wanted: 24 matrix products, 3 less without `g_t`."""
-    call = _Call(options, q, k, v, mask, seed)
+    call = Call(options, q, k, v, mask, seed)
     out_t: tuple[Tensor, ...] = (call.output(),) if with_output else ()
     if q_t is None and k_t is None and v_t is None and g_t is None:
         inputs = zip((q, k, v), wanted, strict=True)
@@ -170,126 +149,3 @@ def gradient_tangent(
     rows = {name: call.row_numbers() for name, needed in names.items() if needed}
     call.output_pass(g=g, g_t=g_t, **tangents, **rows, out_t=out_t[0] if with_output else None)
     return *call.gradients(wanted, True, g=g, g_t=g_t, **tangents, **rows), *out_t
-
-
-class _Call:
-    """Arguments that the passes of one call share, in the form that kernels take."""
-
-    def __init__(self, options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any):
-        _require(q, k, v)
-        self.inputs = (q, k, v)
-        given = [each for each in (q, k, v, mask) if each is not None]
-        self.batch = tuple(broadcast_shape(*[each.shape[:-2] for each in given]))
-        self.length, self.keys = q.shape[-2], k.shape[-2]
-        self.head, self.wide = v.shape[-1], torch.promote_types(q.dtype, torch.float32)
-        # Dimensions of size 1 need no index, but a kernel's tuple may not be empty.
-        several: list[int | None] = [dim for dim, size in enumerate(self.batch) if size > 1]
-        self.dims = several[::-1] or [None]
-        furthest = self.length + self.keys
-        low, high = (
-            None if each is None else max(-furthest, min(each, furthest)) for each in (options.low, options.high)
-        )
-        threshold = round(options.dropout_p * 2**32)
-        if mask is not None:
-            mask = mask.expand(*self.batch, self.length, self.keys)
-            mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        self.shared = {
-            "q": self.argument(q),
-            "k": self.argument(k),
-            "v": self.argument(v),
-            "mask": self.argument(mask),
-            "seed": self.argument(seed if threshold else None),
-            "sizes": tuple(1 if dim is None else self.batch[dim] for dim in self.dims),
-            "numbering": self.numbering(options.batch),
-            "length": self.length,
-            "keys": self.keys,
-            "low": low,
-            "high": high,
-            "SCALE": float(options.scale),
-            "SOFTCAP": options.softcap,
-            "THRESHOLD": threshold,
-            "FACTOR": 1 / (1 - options.dropout_p) if threshold < 2**32 else 0.0,
-            "E": q.shape[-1],
-            "F": v.shape[-1],
-            "PADDED_E": _padded(q.shape[-1]),
-            "PADDED_F": _padded(v.shape[-1]),
-            "ACC": _ACCUMULATORS[q.dtype],
-        }
-
-    def argument(self, t: Tensor | None) -> Any:
-        """Return a tensor with its strides, or None."""
-        if t is None:
-            return None
-        strides = t.expand(*self.batch, *t.shape[-2:]).stride()
-        return t, self.picked(strides[:-2]), strides[-2], strides[-1]
-
-    def numbering(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return strides that number the weights for dropout: 0 along broadcast dimensions."""
-        strides = [0 if size == 1 else math.prod(shape[dim + 1 :]) for dim, size in enumerate(shape)]
-        return self.picked([0] * (len(self.batch) - len(strides)) + strides)
-
-    def picked(self, strides: Any) -> tuple[int, ...]:
-        """Select the strides of batch dimensions larger than 1, the last one first."""
-        return tuple(0 if dim is None else strides[dim] for dim in self.dims)
-
-    def output(self) -> Tensor:
-        """Allocate an output."""
-        return self.inputs[2].new_empty(*self.batch, self.length, self.head)
-
-    def row_numbers(self) -> Tensor:
-        """Allocate one number per row."""
-        return self.inputs[0].new_empty(*self.batch, self.length, dtype=self.wide)
-
-    def output_pass(self, **tensors: Any) -> None:
-        """Launch one program per tile of queries."""
-        names = ("g", "q_t", "k_t", "v_t", "g_t", "out", "out_t")
-        self.launch(output_pass, "ROWS", self.length, names, tensors)
-
-    def gradients(self, wanted: tuple[bool, ...], of_second_order: bool, **tensors: Any) -> tuple[Tensor, ...]:
-        """Launch the passes that compute the wanted gradients."""
-        room = [self.room_like(each) if want else None for each, want in zip(self.inputs, wanted, strict=True)]
-        names = ("g", "q_t", "k_t", "v_t", "g_t")
-        if wanted[1] or wanted[2]:
-            outputs = {"by_k": room[1], "by_v": room[2]}
-            names_k = (*names, *outputs)
-            self.launch(keys_pass, "KEYS", self.keys, names_k, tensors | outputs, TANGENT=of_second_order)
-        if wanted[0]:
-            outputs = {"by_q": room[0]}
-            names_q = (*names, *outputs)
-            self.launch(queries_pass, "ROWS", self.length, names_q, tensors | outputs, TANGENT=of_second_order)
-        pairs = zip(room, self.inputs, strict=True)
-        return tuple(each.sum_to_size(like.shape).to(like.dtype) for each, like in pairs if each is not None)
-
-    def room_like(self, t: Tensor) -> Tensor:
-        """Allocate a gradient, in wide numbers if it is summed over broadcast dimensions."""
-        broadcast = t.shape[:-2] != self.batch
-        return t.new_empty(*self.batch, *t.shape[-2:], dtype=self.wide if broadcast else t.dtype)
-
-    def launch(self, kernel: Any, block: str, length: int, names: Any, tensors: Any, **constants: Any) -> None:
-        """Launch one program per tile of `length` and batch index."""
-        rows = {name: tensors.get(name) for name in ("top", "inverse", "bar", "mean", "bar_t")}
-        arguments = {name: self.argument(tensors.get(name)) for name in names}
-        given = [name for name, each in (self.shared | rows | arguments).items() if each is not None]
-        variant = " ".join((str(self.inputs[0].dtype), *given, *map(str, constants.values())))
-        count = math.prod(self.batch)
-        if count * length == 0:
-            return
-        with torch.cuda.device_of(self.inputs[0]):
-            kernel[lambda chosen: (count * triton.cdiv(length, chosen[block]),)](
-                **self.shared, **rows, **arguments, **constants, VARIANT=variant
-            )
-
-
-def _padded(size: int) -> int:
-    """Round a size up to a power of two, as tiles require, and to at least 16, as products require."""
-    return max(16, triton.next_power_of_2(size))
-
-
-def _require(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if not takes(q, k, v):
-        got = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in {"q": q, "k": k, "v": v}.items())
-        dtypes = ", ".join(str(each).removeprefix("torch.") for each in _ACCUMULATORS)
-        raise InputError(
-            f"attention: q, k, v: Triton's kernels expect one dtype of {dtypes}, and "
-            f"heads of at most {WIDEST} numbers, got {got}; hodiff.functions.attention takes others."
-        )

@@ -13,8 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hodiff.kernels.attention.triton_blocks import LENGTHS, tuned
+from hodiff.kernels.attention.triton_blocks import LENGTHS
 from hodiff.kernels.attention.triton_tiles import (
+    exponential,
     kept,
     keys_in_sight,
     opened,
@@ -33,39 +34,47 @@ from hodiff.kernels.attention.triton_tiles import (
 
 
 @triton.jit
-def pulled_back(
+def pulled_back(v, g, p, bend, keep, bar, SOFTCAP: tl.constexpr, ACC: tl.constexpr, TURNED: tl.constexpr):
+    r"""Compute $\bar P - \delta(\bar P)$ and $\bar U$."""
+    above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
+    return above, through_cap(p * above, bend, SOFTCAP)
+
+
+@triton.jit
+def pulled_back_tangent(
     v,
     g,
     v_t,
     g_t,
     p,
-    s_t,
-    u_t,
+    above,
+    ahead,
     bend,
     keep,
-    bar,
     mean,
     bar_t,
     SOFTCAP: tl.constexpr,
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""Compute $\bar U$ and its tangent, which is meaningless in a pass of first order."""
-    above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
-    s_bar = p * above
-    u_bar = through_cap(s_bar, bend, SOFTCAP)
-    u_bar_t = u_bar
-    if bar_t is not None:
-        w = -bar_t
-        if g_t is not None or v_t is not None:
-            w = thinned(pairs_tangent(g, v, g_t, v_t, ACC, TURNED), keep) - bar_t
-        if s_t is not None:
-            w += (s_t - mean) * above
-        u_bar_t = through_cap(p * w, bend, SOFTCAP)
-        if SOFTCAP is not None and s_t is not None:
-            # The slope of the cap has a tangent as well: tanh'' = -2 tanh tanh'.
-            u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
-    return u_bar, u_bar_t
+    r"""Compute $\dot{\bar U}$, where `ahead` is $\dot S - \delta(\dot S)$ or None."""
+    # Few tiles fit into the registers, so the products add to what needs the tiles computed before.
+    w = -bar_t
+    if ahead is not None:
+        w = ahead * above - bar_t
+    if g_t is not None or v_t is not None:
+        if keep is None:
+            if ahead is None:
+                w = pairs_tangent(g, v, g_t, v_t, None, ACC, TURNED) + w
+            else:
+                w = pairs_tangent(g, v, g_t, v_t, w, ACC, TURNED)
+        else:
+            w = thinned(pairs_tangent(g, v, g_t, v_t, None, ACC, TURNED), keep) + w
+    w = through_cap(w, bend, SOFTCAP)
+    if SOFTCAP is not None and ahead is not None:
+        # The slope of the cap has a tangent as well: tanh'' = -2 tanh tanh'.
+        w += (-2 / SOFTCAP) * bend * (ahead + mean) * above
+    return p * w
 
 
 @triton.jit
@@ -74,7 +83,6 @@ def row_numbers(numbers, at, inside):
     return tl.load(numbers + at, mask=inside, other=0.0)
 
 
-@tuned
 @triton.jit(do_not_specialize=LENGTHS)
 def keys_pass(
     q,
@@ -102,6 +110,7 @@ def keys_pass(
     high,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    UNIT: tl.constexpr,
     THRESHOLD: tl.constexpr,
     FACTOR: tl.constexpr,
     E: tl.constexpr,
@@ -110,7 +119,7 @@ def keys_pass(
     PADDED_F: tl.constexpr,
     ACC: tl.constexpr,
     TANGENT: tl.constexpr,
-    VARIANT: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -132,41 +141,48 @@ def keys_pass(
     v_t = v_t if v_t is None else rows_of(v_t, first, keys, F, KEYS, PADDED_F)
 
     k_sum, v_sum = tl.zeros((KEYS, PADDED_E), ACC), tl.zeros((KEYS, PADDED_F), ACC)
-    begin, end = queries_in_sight(first, length, low, high, ROWS, KEYS)
-    for start in range(begin, end, ROWS):
-        query = start + tl.arange(0, ROWS)[None, :]
-        q_tile = rows_of(q, start, length, E, ROWS, PADDED_E)
-        g_tile = rows_of(g, start, length, F, ROWS, PADDED_F)
-        q_t_tile = q_t if q_t is None else rows_of(q_t, start, length, E, ROWS, PADDED_E)
-        g_t_tile = g_t if g_t is None else rows_of(g_t, start, length, F, ROWS, PADDED_F)
-        at, inside = batch.to(tl.int64) * length + query, query < length
-        s, bend = scores(q_tile, k, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, True)
-        p = tl.exp(s - row_numbers(top, at, inside)) * row_numbers(inverse, at, inside)
-        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
-        centre = mean if mean is None else row_numbers(mean, at, inside)
-        u_t, s_t = None, None
-        if TANGENT and (q_t is not None or k_t is not None):
-            u_t, s_t = scores_tangent(q_tile, k, q_t_tile, k_t, bend, SCALE, SOFTCAP, ACC, True)
-        if by_v is not None:
-            if TANGENT:
-                if s_t is not None:
-                    v_sum = weighted(v_sum, thinned(p * (s_t - centre), keep), g_tile, ACC)
-                if g_t is not None:
-                    v_sum = weighted(v_sum, thinned(p, keep), g_t_tile, ACC)
-            else:
-                v_sum = weighted(v_sum, thinned(p, keep), g_tile, ACC)
-        if by_k is not None:
-            above = row_numbers(bar, at, inside)
-            moved = bar_t if bar_t is None else row_numbers(bar_t, at, inside)
-            u_bar, u_bar_t = pulled_back(
-                v, g_tile, v_t, g_t_tile, p, s_t, u_t, bend, keep, above, centre, moved, SOFTCAP, ACC, True
-            )
-            if TANGENT:
-                k_sum = weighted(k_sum, u_bar_t, q_tile, ACC)
-                if q_t is not None:
-                    k_sum = weighted(k_sum, u_bar, q_t_tile, ACC)
-            else:
-                k_sum = weighted(k_sum, u_bar, q_tile, ACC)
+    begin, whole, end = queries_in_sight(first, length, low, high, SPLIT, ROWS, KEYS)
+    for WHOLE in tl.static_range(2):
+        # The second loop has no comparisons of keys and queries.
+        if WHOLE == 0 or SPLIT:
+            for start in range(whole if WHOLE else begin, end if WHOLE else whole, ROWS):
+                query = start + tl.arange(0, ROWS)[None, :]
+                q_tile = rows_of(q, start, length, E, ROWS, PADDED_E)
+                g_tile = rows_of(g, start, length, F, ROWS, PADDED_F)
+                q_t_tile = q_t if q_t is None else rows_of(q_t, start, length, E, ROWS, PADDED_E)
+                g_t_tile = g_t if g_t is None else rows_of(g_t, start, length, F, ROWS, PADDED_F)
+                at, inside = batch.to(tl.int64) * length + query, query < length
+                s, bend = scores(
+                    q_tile, k, mask, query, key, length, keys, low, high, WHOLE == 0, SCALE, SOFTCAP, UNIT, ACC, True
+                )
+                p = exponential(s - row_numbers(top, at, inside), UNIT) * row_numbers(inverse, at, inside)
+                keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
+                centre = mean if mean is None else row_numbers(mean, at, inside)
+                ahead = None
+                if TANGENT and (q_t is not None or k_t is not None):
+                    ahead = scores_tangent(q_tile, k, q_t_tile, k_t, bend, SCALE, SOFTCAP, ACC, True) - centre
+                if by_v is not None:
+                    if TANGENT:
+                        if ahead is not None:
+                            v_sum = weighted(v_sum, thinned(p * ahead, keep), g_tile, ACC)
+                        if g_t is not None:
+                            v_sum = weighted(v_sum, thinned(p, keep), g_t_tile, ACC)
+                    else:
+                        v_sum = weighted(v_sum, thinned(p, keep), g_tile, ACC)
+                if by_k is not None:
+                    above, u_bar = pulled_back(
+                        v, g_tile, p, bend, keep, row_numbers(bar, at, inside), SOFTCAP, ACC, True
+                    )
+                    if TANGENT:
+                        if q_t is not None:
+                            k_sum = weighted(k_sum, u_bar, q_t_tile, ACC)
+                        moved = row_numbers(bar_t, at, inside)
+                        u_bar_t = pulled_back_tangent(
+                            v, g_tile, v_t, g_t_tile, p, above, ahead, bend, keep, centre, moved, SOFTCAP, ACC, True
+                        )
+                        k_sum = weighted(k_sum, u_bar_t, q_tile, ACC)
+                    else:
+                        k_sum = weighted(k_sum, u_bar, q_tile, ACC)
 
     if by_k is not None:
         store_rows(opened(by_k, sizes, batch), first, keys, SCALE * k_sum, E, KEYS, PADDED_E)
@@ -174,7 +190,6 @@ def keys_pass(
         store_rows(opened(by_v, sizes, batch), first, keys, v_sum, F, KEYS, PADDED_F)
 
 
-@tuned
 @triton.jit(do_not_specialize=LENGTHS)
 def queries_pass(
     q,
@@ -201,6 +216,7 @@ def queries_pass(
     high,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    UNIT: tl.constexpr,
     THRESHOLD: tl.constexpr,
     FACTOR: tl.constexpr,
     E: tl.constexpr,
@@ -209,7 +225,7 @@ def queries_pass(
     PADDED_F: tl.constexpr,
     ACC: tl.constexpr,
     TANGENT: tl.constexpr,
-    VARIANT: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -236,26 +252,32 @@ def queries_pass(
     bar_t = bar_t if bar_t is None else row_numbers(bar_t, at, inside)
 
     q_sum = tl.zeros((ROWS, PADDED_E), ACC)
-    begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)[None, :]
-        k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
-        v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
-        k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
-        v_t_tile = v_t if v_t is None else rows_of(v_t, start, keys, F, KEYS, PADDED_F)
-        s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
-        p = tl.exp(s - level) * once
-        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
-        u_t, s_t = None, None
-        if TANGENT and (q_t is not None or k_t is not None):
-            u_t, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
-        u_bar, u_bar_t = pulled_back(
-            v_tile, g, v_t_tile, g_t, p, s_t, u_t, bend, keep, bar, centre, bar_t, SOFTCAP, ACC, False
-        )
-        if TANGENT:
-            q_sum = weighted(q_sum, u_bar_t, k_tile, ACC)
-            if k_t is not None:
-                q_sum = weighted(q_sum, u_bar, k_t_tile, ACC)
-        else:
-            q_sum = weighted(q_sum, u_bar, k_tile, ACC)
+    begin, whole, end = keys_in_sight(first, keys, low, high, SPLIT, ROWS, KEYS)
+    for EDGE in tl.static_range(2):
+        # The first loop has no comparisons of keys and queries.
+        if EDGE or SPLIT:
+            for start in range(whole if EDGE else begin, end if EDGE else whole, KEYS):
+                key = start + tl.arange(0, KEYS)[None, :]
+                k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
+                v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
+                k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+                v_t_tile = v_t if v_t is None else rows_of(v_t, start, keys, F, KEYS, PADDED_F)
+                s, bend = scores(
+                    q, k_tile, mask, query, key, length, keys, low, high, EDGE, SCALE, SOFTCAP, UNIT, ACC, False
+                )
+                p = exponential(s - level, UNIT) * once
+                keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
+                ahead = None
+                if TANGENT and (q_t is not None or k_t is not None):
+                    ahead = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False) - centre
+                above, u_bar = pulled_back(v_tile, g, p, bend, keep, bar, SOFTCAP, ACC, False)
+                if TANGENT:
+                    if k_t is not None:
+                        q_sum = weighted(q_sum, u_bar, k_t_tile, ACC)
+                    u_bar_t = pulled_back_tangent(
+                        v_tile, g, v_t_tile, g_t, p, above, ahead, bend, keep, centre, bar_t, SOFTCAP, ACC, False
+                    )
+                    q_sum = weighted(q_sum, u_bar_t, k_tile, ACC)
+                else:
+                    q_sum = weighted(q_sum, u_bar, k_tile, ACC)
     store_rows(opened(by_q, sizes, batch), first, length, SCALE * q_sum, E, ROWS, PADDED_E)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hodiff.kernels.attention.triton_blocks import LENGTHS, tuned
+from hodiff.kernels.attention.triton_blocks import LENGTHS
 from hodiff.kernels.attention.triton_tiles import (
+    exponential,
     kept,
     keys_in_sight,
     opened,
@@ -28,7 +29,6 @@ from hodiff.kernels.attention.triton_tiles import (
 )
 
 
-@tuned
 @triton.jit(do_not_specialize=LENGTHS)
 def output_pass(
     q,
@@ -56,6 +56,7 @@ def output_pass(
     high,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    UNIT: tl.constexpr,
     THRESHOLD: tl.constexpr,
     FACTOR: tl.constexpr,
     E: tl.constexpr,
@@ -63,7 +64,7 @@ def output_pass(
     PADDED_E: tl.constexpr,
     PADDED_F: tl.constexpr,
     ACC: tl.constexpr,
-    VARIANT: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -84,30 +85,35 @@ def output_pass(
     highest = tl.full((ROWS,), float("-inf"), ACC)
     total, centre = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
     o, o_t = tl.zeros((ROWS, PADDED_F), ACC), tl.zeros((ROWS, PADDED_F), ACC)
-    begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)[None, :]
-        k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
-        v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
-        s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
-        higher = tl.maximum(highest, tl.max(s, 1))
-        # For a row that has seen no key yet, -inf minus -inf would be NaN.
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp(s - level[:, None])
-        fading = tl.exp(highest - level)
-        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
-        thin = thinned(p, keep)
-        total = total * fading + tl.sum(p, 1)
-        o = weighted(o * fading[:, None], thin, v_tile, ACC)
-        k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
-        o_t = o_t * fading[:, None]
-        if q_t is not None or k_t is not None:
-            _, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
-            centre = centre * fading + tl.sum(p * s_t, 1)
-            o_t = weighted(o_t, thin * s_t, v_tile, ACC)
-        if v_t is not None:
-            o_t = weighted(o_t, thin, rows_of(v_t, start, keys, F, KEYS, PADDED_F), ACC)
-        highest = higher
+    begin, whole, end = keys_in_sight(first, keys, low, high, SPLIT, ROWS, KEYS)
+    for EDGE in tl.static_range(2):
+        # The first loop has no comparisons of keys and queries.
+        if EDGE or SPLIT:
+            for start in range(whole if EDGE else begin, end if EDGE else whole, KEYS):
+                key = start + tl.arange(0, KEYS)[None, :]
+                k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
+                v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
+                s, bend = scores(
+                    q, k_tile, mask, query, key, length, keys, low, high, EDGE, SCALE, SOFTCAP, UNIT, ACC, False
+                )
+                higher = tl.maximum(highest, tl.max(s, 1))
+                # For a row that has seen no key yet, -inf minus -inf would be NaN.
+                level = tl.where(higher == float("-inf"), 0.0, higher)
+                p = exponential(s - level[:, None], UNIT)
+                fading = exponential(highest - level, UNIT)
+                keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
+                thin = thinned(p, keep)
+                total = total * fading + tl.sum(p, 1)
+                o = weighted(o * fading[:, None], thin, v_tile, ACC)
+                k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+                o_t = o_t * fading[:, None]
+                if q_t is not None or k_t is not None:
+                    s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
+                    centre = centre * fading + tl.sum(p * s_t, 1)
+                    o_t = weighted(o_t, thin * s_t, v_tile, ACC)
+                if v_t is not None:
+                    o_t = weighted(o_t, thin, rows_of(v_t, start, keys, F, KEYS, PADDED_F), ACC)
+                highest = higher
 
     # A row that sees no key returns zeros.
     once = tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total))
@@ -135,3 +141,26 @@ def output_pass(
                     g_t_tile = rows_of(opened(g_t, sizes, batch), first, length, F, ROWS, PADDED_F)
                     moved += tl.sum(g_t_tile.to(ACC) * o, 1)
                 tl.store(bar_t + at, moved, mask=inside)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def row_products(
+    g,
+    out,
+    bar,
+    sizes,
+    length,
+    F: tl.constexpr,
+    PADDED_F: tl.constexpr,
+    ACC: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    r"""Compute $\delta(\bar P)$, the row sums of $G \circ O$, from a saved output."""
+    tiles = tl.cdiv(length, ROWS)
+    batch = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * ROWS
+    g = rows_of(opened(g, sizes, batch), first, length, F, ROWS, PADDED_F).to(ACC)
+    out = rows_of(opened(out, sizes, batch), first, length, F, ROWS, PADDED_F).to(ACC)
+    row = first + tl.arange(0, ROWS)
+    tl.store(bar + batch.to(tl.int64) * length + row, tl.sum(g * out, 1), mask=row < length)

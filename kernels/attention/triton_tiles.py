@@ -10,6 +10,8 @@ Scores are $S = c \tanh(U / c) + M$ with $U = s Q K^\top$, or $U + M$ without a 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,8 @@ import triton.language as tl
 FLOAT32 = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 # Precision for numbers that have no more than these 11 bits, or need no more.
 ROUNDED = tl.constexpr("ieee" if torch.version.hip else "tf32")
+# GPUs compute powers of 2.
+LOG2E = tl.constexpr(math.log2(math.e))
 # The interpreter would multiply the bits of bfloat16 as integers.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -66,25 +70,40 @@ def _places(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDE
 
 
 @triton.jit
-def keys_in_sight(first, keys, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """Return the range of keys that a tile of queries sees; it begins at a multiple of KEYS."""
+def keys_in_sight(first, keys, low, high, SPLIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Return the beginning and end of the tiles of keys, and, if SPLIT, the end of those that all queries see.
+
+    Each tile begins at a multiple of KEYS. SPLIT excludes lower bounds and masks, which may hide keys of any tile.
+    """
     begin, end = 0, keys
     if low is not None:
         begin = tl.maximum(first + low, 0) // KEYS * KEYS
     if high is not None:
         end = tl.minimum(keys, first + ROWS + high)
-    return begin, end
+    whole = begin
+    if SPLIT:
+        whole = keys // KEYS * KEYS
+        if high is not None:
+            whole = tl.minimum(whole, tl.maximum(first + high + 1, 0) // KEYS * KEYS)
+    return begin, whole, end
 
 
 @triton.jit
-def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """Return the range of queries that see a tile of keys; it begins at a multiple of ROWS."""
+def queries_in_sight(first, length, low, high, SPLIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Return the beginning and end of the tiles of queries, and, if SPLIT, the beginning of those that see all keys.
+
+    Each tile begins at a multiple of ROWS. Queries and keys past the last need no comparison: their loaded numbers are
+    0, so they add 0, or contribute to sums that are not stored.
+    """
     begin, end = 0, length
     if high is not None:
         begin = tl.maximum(first - high, 0) // ROWS * ROWS
     if low is not None:
         end = tl.minimum(length, first + KEYS - low)
-    return begin, end
+    whole = end
+    if SPLIT:
+        whole = tl.cdiv(tl.maximum(first + KEYS - 1 - high, 0), ROWS) * ROWS
+    return begin, tl.minimum(whole, tl.maximum(begin, end)), end
 
 
 @triton.jit
@@ -107,14 +126,14 @@ def factor(a):
 
 
 @triton.jit
-def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
-    r"""Compute $\dot A B^\top + A \dot B^\top$; one tangent may be None."""
+def pairs_tangent(a, b, a_t, b_t, total, ACC: tl.constexpr, TURNED: tl.constexpr):
+    r"""Compute $\dot A B^\top + A \dot B^\top$ plus a total; one tangent, and the total, may be None."""
     if b_t is None:
-        return pairs(a_t, b, None, ACC, TURNED)
+        return pairs(a_t, b, total, ACC, TURNED)
     elif a_t is None:  # noqa: RET505
-        return pairs(a, b_t, None, ACC, TURNED)
+        return pairs(a, b_t, total, ACC, TURNED)
     else:
-        return pairs(a, b_t, pairs(a_t, b, None, ACC, TURNED), ACC, TURNED)
+        return pairs(a, b_t, pairs(a_t, b, total, ACC, TURNED), ACC, TURNED)
 
 
 @triton.jit
@@ -139,39 +158,60 @@ def scores(
     keys,
     low,
     high,
+    EDGE: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    UNIT: tl.constexpr,
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""Compute $S$, -inf where a query does not see a key, and $\tanh(U / c)$, meaningless without a cap."""
-    s = SCALE * pairs(q, k, None, ACC, TURNED)
-    bend = s
-    if SOFTCAP is not None:
-        bend = tanh(s / SOFTCAP)
-        s = SOFTCAP * bend
-    seen = (query < length) & (key < keys)
-    if low is not None:
-        seen = seen & (key - query >= low)
-    if high is not None:
-        seen = seen & (key - query <= high)
+    r"""Compute $S$ times UNIT, -inf where a query does not see a key, and $\tanh(U / c)$, meaningless without a cap."""
+    # Without EDGE, neither the band nor the number of keys hides a pair of this tile.
+    if SOFTCAP is None:
+        s = pairs(q, k, None, ACC, TURNED) * (SCALE * UNIT)
+        bend = s
+    else:
+        bend = tanh(pairs(q, k, None, ACC, TURNED) * (SCALE / SOFTCAP))
+        s = bend * (SOFTCAP * UNIT)
     if mask is not None:
+        seen = visible(query, key, keys, low, high) & (query < length)
         at = mask[0] + query.to(tl.int64) * mask[1] + key.to(tl.int64) * mask[2]
         given = tl.load(at, mask=seen, other=0)
         if given.dtype.is_floating():
             s += given.to(ACC)
         else:
             seen = seen & (given != 0)
-    return tl.where(seen, s, float("-inf")), bend
+        s = tl.where(seen, s, float("-inf"))
+    elif EDGE:  # noqa: SIM102 - Triton compiles both sides of an `and`.
+        # A pass that holds keys does not store the sums of keys past the last.
+        if not TURNED or low is not None or high is not None:
+            s = tl.where(visible(query, key, keys, low, high), s, float("-inf"))
+    return s, bend
+
+
+@triton.jit
+def visible(query, key, keys, low, high):
+    """Whether each pair is within the band, and its key exists."""
+    seen = key < keys
+    if low is not None:
+        seen = seen & (key - query >= low)
+    if high is not None:
+        seen = seen & (key - query <= high)
+    return seen
+
+
+@triton.jit
+def exponential(s, UNIT: tl.constexpr):
+    """Compute $e^x$ of differences x of scores, given times UNIT."""
+    return tl.exp2(s * (LOG2E / UNIT))
 
 
 @triton.jit
 def scores_tangent(
     q, k, q_t, k_t, bend, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ACC: tl.constexpr, TURNED: tl.constexpr
 ):
-    r"""Compute $\dot U$ and $\dot S$; one of $\dot Q$ and $\dot K$ may be None."""
-    u_t = SCALE * pairs_tangent(q, k, q_t, k_t, ACC, TURNED)
-    return u_t, through_cap(u_t, bend, SOFTCAP)
+    r"""Compute $\dot S$; one of $\dot Q$ and $\dot K$ may be None."""
+    return through_cap(SCALE * pairs_tangent(q, k, q_t, k_t, None, ACC, TURNED), bend, SOFTCAP)
 
 
 @triton.jit

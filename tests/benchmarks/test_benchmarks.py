@@ -55,6 +55,7 @@ def test_list_option_prints_all_workloads(monkeypatch: pytest.MonkeyPatch, capsy
         "taylor_orders",
         "taylor_memory",
         "attention_precision",
+        "attention_kernels",
         "sparse",
         "footprints",
         "standard_problems",

@@ -1,0 +1,1 @@
+"""Measurements on a GPU, one section in one process: `python -m benchmarks.gpu --help`."""
