@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import hodiff
 from benchmarks.gpu.measure import DEVICE, compare, drawn, skipped
-from benchmarks.optimizers import loop
+from benchmarks.optimizers import Run, loop
 from benchmarks.torch_ways import double_backward, gradient
 from benchmarks.workloads import linear_losses
 from hodiff import functions, optim
@@ -187,14 +187,15 @@ def optimizers(small: bool) -> None:
         name: getattr(optim, name) for name in ("SophiaG", "SophiaH", "AdaHessian", "Shampoo", "SOAP", "KFAC")
     }
 
-    def steps(kind: Any) -> Callable[[], Any]:
+    def steps(kind: Any) -> Run:
         model = Language(256, length, width, heads, layers).to(DEVICE)
         return loop(kind, (model, tokens, labels), layers_of if kind is optim.KFAC else nn.Module.parameters)
 
     # Ten steps contain one refresh of most optimizers.
-    def ten(step: Callable[[], Any]) -> None:
-        for _ in range(10):
-            step()
+    def ten(run: Run) -> None:
+        with run.turn():
+            for _ in range(10):
+                run.step()
 
     contestants: dict[str, Callable[[], Any]] = {name: partial(ten, steps(kind)) for name, kind in kinds.items()}
     compare(f"ten steps, GPT of {layers} layers, {tuple(tokens.shape)} tokens", contestants, rounds=3)
