@@ -97,7 +97,8 @@ def as_dtensor(local: Tensor, layout: Layout) -> Any:
 
 def as_local(tensor: Any, layout: Layout) -> Tensor:
     """Return the local tensor of a DTensor, moved to this layout first."""
-    if tuple(tensor.placements) != layout.placements:
+    # Within vmap, the batching rule calls this again with the DTensor.
+    if tuple(getattr(tensor, "placements", layout.placements)) != layout.placements:
         tensor = tensor.redistribute(layout.mesh, layout.placements)
     local: Tensor = _AsLocal.apply(tensor, layout)
     return local

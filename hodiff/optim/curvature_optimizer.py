@@ -337,6 +337,7 @@ class CurvatureOptimizer(JointCurvature, Observer):
         estimates = self._pending.settled(strict=scaled and scale is None)
         for parameter in waiting:
             if parameter.grad is not None and id(parameter) not in estimates and bool(parameter.grad.any()):
+                self.require_finite_gradients()  # gradients that are NaN differ from themselves
                 raise InputError(
                     f"{self.caller}: step: expected gradients of losses from loss.backward() since the last step, "
                     "because this step needs their curvature, got a different gradient of "

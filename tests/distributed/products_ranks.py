@@ -100,6 +100,13 @@ def plain_dtensors() -> None:
     close(columns[0], product)
     close(columns[1], B @ whole)
     torch.testing.assert_close(A.eigsh(2, which="LA").eigenvalues, torch.linalg.eigvalsh(B.to_dense())[-2:])
+    for placements in ([Shard(0)], [Replicate()]):
+        c = {"c": distribute_tensor(whole["c"], mesh, placements)}
+        local = c["c"].to_local()
+        cubes = hodiff.HessianOperator(lambda p: (p["c"] ** 3).sum(), c)
+        torch.testing.assert_close(
+            cubes @ torch.stack([local, 2 * local], 1), 6 * local[:, None] ** 2 * torch.tensor([1, 2])
+        )
     targets = torch.zeros(6, 7, dtype=D)
     A = hodiff.GaussNewtonOperator(lambda p, x: (x @ p["a"]).tanh() @ p["b"] + p["c"], F.mse_loss, p, batch, targets)
     B = hodiff.GaussNewtonOperator(lambda p, x: (x @ p["a"]).tanh() @ p["b"] + p["c"], F.mse_loss, whole, x, targets)

@@ -454,6 +454,15 @@ WITH_CURVATURE = ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"]
 
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_nan_gradients_are_named(name):
+    model = nn.Linear(3, 4)
+    optimizer = getattr(hodiff.optim, name)(model.parameters())
+    nn.functional.cross_entropy(model(torch.full((8, 3), torch.nan)), torch.arange(8) % 4).backward()
+    with pytest.raises(hodiff.InputError, match="expected finite gradients, got NaN"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", WITH_CURVATURE)
 def test_curvature_is_dropped_with_discarded_gradients(name):
     """Zeroed or removed gradients of skipped batches take their curvature with them, infinite or finite."""
     generator = torch.Generator().manual_seed(0)

@@ -70,8 +70,9 @@ class Corrections(RuleMode):
 
     def __init__(self, *, lean: bool = False, many: bool = False):
         super().__init__()
-        show_private_functions()
-        if not is_compiling():
+        compiling = is_compiling()
+        show_private_functions(compiling)
+        if not compiling:
             watch_compiled_code()
         self.lean = lean
         self.many = many

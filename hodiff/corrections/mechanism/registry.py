@@ -271,14 +271,15 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
 
 
 @at_trace_time
-def show_private_functions() -> None:
+def show_private_functions(compiling: bool) -> None:
     """Apply rules of functions that torch does not list as overridable in dynamo's traces, too."""
     if _shown[0] != len(CORRECTIONS):
         functional = {each for each in vars(torch.nn.functional).values() if isinstance(each, FunctionType)}
         builtins = {each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)}
         show_to_modes((builtins | functional & CORRECTIONS.keys()) - {set_recording})
         _shown[0] = len(CORRECTIONS)
-    give_zeros_memory()
+    if compiling:
+        give_zeros_memory()
 
 
 def listed_corrections() -> Iterator[Correction]:

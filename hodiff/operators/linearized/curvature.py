@@ -119,7 +119,9 @@ class CurvatureOperator(Portable, LinearOperator):
         return JointBatches(options.caller, point, shards.mesh, options.process_group)
 
     def _point_of(self, leaves: Sequence[Tensor]) -> Leaves:
-        return tuple(map(as_point, self.domain.local_leaves([leaf.detach() for leaf in leaves])))
+        if self.domain.shards is not None:
+            leaves = self.domain.local_leaves([leaf.detach() for leaf in leaves])
+        return tuple(map(as_point, leaves))  # of which each may be a subclass with attributes
 
     def _told(self) -> list[tuple[str, object]]:
         names = ", ".join(name_of(getattr(self, each)) for each in self.functions)

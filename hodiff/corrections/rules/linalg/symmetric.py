@@ -56,6 +56,22 @@ def _cholesky(A: Tensor, *, upper: bool = False) -> Any:
     return torch.linalg.cholesky(whole_of(A, upper=upper), upper=upper) if _needs_whole(A) else UNNEEDED
 
 
+def _is_hermitian(A: Tensor, *args: Any, **kwargs: Any) -> bool:
+    hermitian = kwargs.get("hermitian", args[1] if len(args) > 1 else False)
+    return bool(hermitian) and A.dim() >= 2 and for_lapack(A, out=kwargs.get("out"))
+
+
+@register(
+    torch.linalg.pinv,
+    routes=ROUTES,
+    reason="with hermitian=True the value reads one triangle, and the derivatives read both",
+    reference="derivatives by the Hermitian part",
+    covers=_is_hermitian,
+)
+def _pinv(A: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.linalg.pinv(whole_of(A, upper=False), *args, **kwargs) if may_be_differentiated((A,)) else UNNEEDED
+
+
 # torch 2.14 removed torch.cholesky.
 if torch.__version__ < "2.14":
 

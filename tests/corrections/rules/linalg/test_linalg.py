@@ -430,6 +430,7 @@ OF_SYMMETRIC = {
     "cholesky": LINALG.cholesky,
     "cholesky upper": lambda a: LINALG.cholesky(a, upper=True),
     "cholesky_ex": lambda a: LINALG.cholesky_ex(a).L,
+    "pinv": lambda a: LINALG.pinv(a, hermitian=True),
 }
 UNSYMMETRIC = randn(3, 3)
 
@@ -453,6 +454,16 @@ def test_unsymmetric_tangents_count_as_their_hermitian_part(name, complex_too):
     want = (along(a + step) - along(a - step)) / 2e-5
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(f, a, v, route=route), want, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_derivatives_of_pinv_read_the_triangle_that_the_value_reads(route):
+    def f(a):
+        return (LINALG.pinv(a, hermitian=True) * SQUARE).sin().sum()
+
+    a, v = positive(DISTINCT), UNSYMMETRIC + UNSYMMETRIC.mT
+    found = hodiff.hvp(f, a + UNSYMMETRIC.triu(1), v, route=route)
+    torch.testing.assert_close(found, hodiff.hvp(f, a, v))
 
 
 @pytest.mark.slow
