@@ -9,21 +9,28 @@ ignores it. A batch therefore counts with its number of characters that the mode
 Lanczos methods are sharded like the parameters. Random vectors depend on the seed alone, so that any number of ranks
 prints the same numbers:
 
-OUTPUT
+    parameters (characters) on each rank: 15,040 (114), 15,040 (105)
+    largest eigenvalue of the Hessian        28.2679
+    second largest                           25.1017
+    Gauss-Newton trace                       136.391
+    its standard error                       2.57802
+    mean of the Hessian's spectrum        0.00431574
+    113 exact products
 
-The weights are random, as at the start of training. OBSERVATION
+The weights are random, as at the start of training. The mean of the spectrum times the 30,080 parameters is the
+Hessian's trace, 130, so two of 30,080 directions have 41 % of it. The trace of the Gauss-Newton matrix, which leaves
+out the curvature of the model, is about as large: the curvature here is mostly that of the loss.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,7 +110,7 @@ def report(ranks: int, width: int) -> None:
     for block in model.transformer.h:
         fully_shard(block)
     fully_shard(model)
-    x = dict(model.named_parameters())  # DTensors
+    x: dict[str, Any] = dict(model.named_parameters())  # DTensors
     counts = torch.tensor([sum(map(predicted, data)), sum(each.to_local().numel() for each in x.values())])
     everywhere = [torch.zeros_like(counts) for _ in range(ranks)]
     dist.all_gather(everywhere, counts)
@@ -114,7 +121,9 @@ def report(ranks: int, width: int) -> None:
     trace = G.trace(method="hutchinson", products=20, generator=torch.Generator().manual_seed(0))
     density = spectral_density(H, samples=4, steps=10, generator=torch.Generator().manual_seed(0))
     if dist.get_rank() == 0:
-        shares = ", ".join(f"{parameters:,} ({characters})" for characters, parameters in torch.stack(everywhere).tolist())
+        shares = ", ".join(
+            f"{parameters:,} ({characters})" for characters, parameters in torch.stack(everywhere).tolist()
+        )
         print(f"parameters (characters) on each rank: {shares}")
         second, first = top.eigenvalues.tolist()
         for name, value in (
