@@ -115,7 +115,7 @@ class Layout:
         stride = torch.empty(self.shape, device="meta").stride()
         placements = self.placements if placements is None else placements
         return DTensor.from_local(
-            local.contiguous(), self.mesh, placements, run_check=False, shape=self.shape, stride=stride
+            local.detach().contiguous(), self.mesh, placements, run_check=False, shape=self.shape, stride=stride
         )
 
 

@@ -89,6 +89,7 @@ IN_THEIR_RUN = {
     "influence_compared",
     "ode_parameters",
     "poisson_network",
+    "sharded_language_model",
 }
 WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
 
