@@ -253,7 +253,7 @@ CALLS = [
     (torch.Tensor.slogdet, (SQUARE,), {}),
     (torch.logdet, (SYMMETRIC,), {}),
     (torch.Tensor.logdet, (SYMMETRIC,), {}),
-    (torch.linalg.pinv, (SYMMETRIC,), {"hermitian": True}),
+    (torch.linalg.pinv, (SYMMETRIC, 1e-15, True), {}),
     (torch.linalg.cholesky, (SYMMETRIC,), {"upper": True}),
     (torch.linalg.cholesky_ex, (SYMMETRIC,), {"upper": True, "check_errors": False}),
     (torch.linalg.eigh, (SYMMETRIC, "L"), {}),

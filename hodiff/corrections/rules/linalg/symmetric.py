@@ -56,9 +56,8 @@ def _cholesky(A: Tensor, *, upper: bool = False) -> Any:
     return torch.linalg.cholesky(whole_of(A, upper=upper), upper=upper) if _needs_whole(A) else UNNEEDED
 
 
-def _is_hermitian(A: Tensor, *args: Any, **kwargs: Any) -> bool:
-    hermitian = kwargs.get("hermitian", args[1] if len(args) > 1 else False)
-    return bool(hermitian) and A.dim() >= 2 and for_lapack(A, out=kwargs.get("out"))
+def _is_hermitian(A: Tensor, rcond: Any = None, hermitian: bool = False, *, out: Any = None, **_: Any) -> bool:
+    return hermitian and A.dim() >= 2 and for_lapack(A, out=out)
 
 
 @register(
@@ -68,8 +67,11 @@ def _is_hermitian(A: Tensor, *args: Any, **kwargs: Any) -> bool:
     reference="derivatives by the Hermitian part",
     covers=_is_hermitian,
 )
-def _pinv(A: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return torch.linalg.pinv(whole_of(A, upper=False), *args, **kwargs) if may_be_differentiated((A,)) else UNNEEDED
+def _pinv(A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
+    if not may_be_differentiated((A,)):
+        return UNNEEDED
+    tolerances = {"atol": atol, "rtol": rtol} if rcond is None else {"rcond": rcond}
+    return torch.linalg.pinv(whole_of(A, upper=False), **tolerances, hermitian=hermitian)
 
 
 # torch 2.14 removed torch.cholesky.
