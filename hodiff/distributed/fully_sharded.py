@@ -68,6 +68,7 @@ class ShardedParameter(Tensor):
         args, kwargs = _whole((args, kwargs or {}))
         return func(*args, **kwargs)
 
+    # Torch's stub gives this method other defaults than torch's calls need.
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -93,6 +93,7 @@ class ShardedPoint:
         layout = self.layouts[index]
         if not is_distributed(self.given[index]) or layout is None or not isinstance(leaf, Tensor):
             return leaf
+        # `is_distributed` is no type guard, as DTensor may not be loaded.
         if is_distributed(leaf) and leaf.device_mesh == layout.mesh and leaf.shape == layout.shape:  # type: ignore[attr-defined]
             return as_local(leaf, layout)
         got = f"{type(leaf).__name__} {tuple(leaf.shape)}"

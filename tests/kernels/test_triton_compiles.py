@@ -9,6 +9,7 @@ import torch
 triton = pytest.importorskip("triton")
 ptxas = pytest.importorskip("triton.backends.nvidia", reason="triton without ptxas")
 
+# These import triton, which may be missing.
 from benchmarks.report import RESULTS  # noqa: E402
 from benchmarks.workloads.attention_kernels import ARCHITECTURES, HEADS, compiled  # noqa: E402
 from hodiff.kernels.attention.triton_blocks import chosen  # noqa: E402

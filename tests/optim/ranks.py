@@ -418,7 +418,7 @@ def main(folder: Path) -> None:
     saved_states_resume(folder)
     torch.multinomial = original
     labels_are_drawn_independently()
-    print("both agree")  # noqa: T201
+    print("both agree")  # noqa: T201 - for a run by hand
 
 
 if __name__ == "__main__":

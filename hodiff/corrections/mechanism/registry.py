@@ -75,9 +75,9 @@ _POWER, _POWER_IN_PLACE, _NORM = Tensor.__pow__, Tensor.__ipow__, Tensor.norm
 _REVERSED_DIFFERENCE: Any = Tensor.__rsub__
 
 # All rules registered for a torch function, the newest last. `CORRECTIONS` has the newest that this torch needs.
+_ENTERED: dict[Callable[..., Any], list[Correction]] = {}
 # How many rules there were when their functions were last shown to dynamo.
 _shown = [0]
-_ENTERED: dict[Callable[..., Any], list[Correction]] = {}
 # Number of hodiff's own rules for a torch function.
 _OWN: dict[Callable[..., Any], int] = {}
 

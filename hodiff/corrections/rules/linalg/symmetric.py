@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.mechanism.values import numbers_of
+from hodiff.corrections.mechanism.values import numbers_of, with_value
 from hodiff.corrections.rules.linalg.factored_solves import for_lapack, named
 from hodiff.errors import HodiffWarning, RouteError
 from hodiff.routes import ROUTES
@@ -34,12 +34,14 @@ def whole_of(matrix: Tensor, *, upper: bool) -> Tensor:
     constant, part = matrix.detach(), hermitian_part(matrix)
     half = constant.triu(1) if upper else constant.tril(-1)
     whole = half + half.mH + diagonal(hermitian_part(constant)).diag_embed()
-    return part + (whole - part).detach()
+    # The other triangle may hold anything, also NaN. A compiler cannot take the value of another tensor: it adds 0.
+    return whole + (part - part.detach()) if torch.compiler.is_compiling() else with_value(part, whole)
 
 
-def _needs_whole(matrix: Tensor) -> bool:
-    # Gradients of complex factors are not Hermitian, either.
-    return matrix.dim() >= 2 and (matrix.is_complex() or torch.compiler.is_compiling() or in_forward_mode())
+def _whole_if_needed(matrix: Tensor, *, upper: bool) -> Tensor:
+    # Torch's reverse mode of real matrices is that of the Hermitian part; of complex ones it is not Hermitian.
+    needed = matrix.is_complex() or torch.compiler.is_compiling() or in_forward_mode()
+    return whole_of(matrix, upper=upper) if needed and matrix.dim() >= 2 else matrix
 
 
 _is_no_transpose = partial(
@@ -53,7 +55,7 @@ _is_no_transpose = partial(
 
 @_is_no_transpose(torch.linalg.cholesky)
 def _cholesky(A: Tensor, *, upper: bool = False) -> Any:
-    return torch.linalg.cholesky(whole_of(A, upper=upper), upper=upper) if _needs_whole(A) else UNNEEDED
+    return torch.linalg.cholesky(_whole_if_needed(A, upper=upper), upper=upper)
 
 
 def _is_hermitian(A: Tensor, rcond: Any = None, hermitian: bool = False, *, out: Any = None, **_: Any) -> bool:
@@ -86,7 +88,7 @@ if torch.__version__ < "2.14":
         covers=for_lapack,
     )
     def _old_cholesky(input: Tensor, upper: bool = False) -> Tensor:
-        return torch.linalg.cholesky(whole_of(input, upper=upper) if _needs_whole(input) else input, upper=upper)
+        return torch.linalg.cholesky(_whole_if_needed(input, upper=upper), upper=upper)
 
 
 @register(
@@ -99,7 +101,7 @@ if torch.__version__ < "2.14":
 def _cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     if not may_be_differentiated((input,)):
         return UNNEEDED
-    whole = whole_of(input, upper=upper) if _needs_whole(input) else input
+    whole = _whole_if_needed(input, upper=upper)
     factor, info = torch.linalg.cholesky_ex(whole, upper=upper, check_errors=check_errors)
     failed = (info != 0)[..., None, None]
     # 0 with derivatives NaN where there is no factor. The constant 1 elsewhere keeps NaN out of the other matrices.

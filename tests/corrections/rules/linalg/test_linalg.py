@@ -456,6 +456,15 @@ def test_unsymmetric_tangents_count_as_their_hermitian_part(name, complex_too):
         torch.testing.assert_close(hodiff.hvp(f, a, v, route=route), want, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("number", [1e20, torch.inf, torch.nan])
+def test_the_triangle_that_is_not_read_may_hold_anything(number):
+    matrix = positive(DISTINCT)
+    other = matrix.tril() + torch.full_like(matrix, number).triu(1)
+    for f in (LINALG.cholesky, lambda a: LINALG.pinv(a, hermitian=True)):
+        found, expected = (torch.func.jvp(hodiff.corrected(f), (a,), (UNSYMMETRIC,)) for a in (other, matrix))
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_derivatives_of_pinv_read_the_triangle_that_the_value_reads(route):
     def f(a):
