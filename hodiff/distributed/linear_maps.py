@@ -74,7 +74,7 @@ def _linear_map(
         def vmap(info: Any, in_dims: tuple[int, None], x: Any, layout: Layout) -> tuple[Any, int]:
             return own(x.movedim(in_dims[0], 0), layout.batched(info.batch_size)), 0
 
-    Map.__name__ = Map.__qualname__ = name
+    Map.__name__ = name
     return Map
 
 

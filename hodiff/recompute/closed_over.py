@@ -21,7 +21,7 @@ from hodiff.recompute.reachable import hidden_tensor, places, reachable
 from hodiff.torch_internals.autograd.grad_mode import has_tangent
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
-from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
+from hodiff.torch_internals.modules import RunningNorm, buffers_by_name, has_forward_pre_hooks
 from hodiff.torch_internals.tensors import version_of
 
 # The type of functions decorated by `functools.cache` or `functools.lru_cache`.
@@ -176,8 +176,7 @@ class ClosedOver:
     def _is_inner(self, slot: Slot) -> bool:
         """Whether only a module reads the content of a place, or hooks rewrite it before each call."""
         container = getattr(getattr(slot.get, "func", None), "__self__", None)
-        hooked = isinstance(container, dict) and bool(container.get("_forward_pre_hooks"))
-        return hooked or id(container) in self._inner
+        return id(container) in self._inner or (isinstance(container, dict) and has_forward_pre_hooks(container))
 
     def _keep_buffers(self, module: nn.Module) -> None:
         # torch.batch_norm updates its running statistics without increasing their version.

@@ -108,6 +108,11 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
+def has_forward_pre_hooks(attributes: dict[str, Any]) -> bool:
+    """Whether a module with these attributes has hooks that run before its forward."""
+    return bool(attributes.get("_forward_pre_hooks"))
+
+
 def tables_of(module: nn.Module) -> tuple[MutableMapping[str, Any], MutableMapping[str, Any]]:
     """Return the module's own parameters and buffers by name, as the module looks them up."""
     return _table(module._parameters), _table(module._buffers)

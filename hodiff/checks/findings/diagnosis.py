@@ -167,8 +167,8 @@ def _code_of_cause(entry: Entry, causes: Sequence[Cause], message: str) -> str:
 
 
 def _accounts_for(cause: Cause, entry: Entry) -> bool:
-    """Whether the comparison follows from the defect; unreliable numbers also explain unsettled differences."""
-    return cause.explains(entry) or (entry.status == "non-smooth" and cause.code in UNRELIABLE)
+    """Whether the comparison follows from the defect; unreliable numbers may also be NaN, or never settle."""
+    return cause.explains(entry) or (entry.status in {"non-smooth", "non-finite"} and cause.code in UNRELIABLE)
 
 
 def _spoils_differences(cause: Cause, entry: Entry) -> bool:
