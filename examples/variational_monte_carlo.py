@@ -9,8 +9,8 @@ The energy of a wavefunction psi of electrons at x is the mean, over points draw
 which is never below that of the ground state, and is the same at every point if psi is an eigenstate. One pass of
 `hodiff.taylor.value_grad_laplacian` over all walkers gives value, gradient and Laplacian of log|psi|. The energy's
 gradient in the parameters is 2 <(E - <E>) grad log|psi|>, which needs no derivative of E. A step follows this gradient,
-or the natural gradient with the metric S = Cov(grad log|psi|) (stochastic reconfiguration), here with
-momentum and in sample space, `hodiff.optim.SPRING`.
+or the natural gradient with the metric S = Cov(grad log|psi|) (stochastic reconfiguration), here with momentum and in
+the space of walkers, `hodiff.optim.SPRING`.
 
 Hydrogen and the oscillator have one parameter, whose exact value is 1: the energy becomes exact, and its variance zero.
 Helium has a network of self-attention between the electrons, in the form
@@ -21,16 +21,16 @@ whose kinks at the nucleus and where electrons meet are exact, as the network is
 units. Errors are one standard error, by reblocking the means over all walkers. A run with the defaults, on one core:
 
                                 energy     error      exact  deviation  seconds
-    hydrogen, natural        -0.500000   1.6e-10  -0.500000    4.5e-08      3.6
-    oscillator, natural       1.500000   0.0e+00   1.500000    3.5e-16      3.4
-    helium, adam             -2.903102   2.0e-04  -2.903724    6.7e-02     35.3
-    helium, natural          -2.903711   1.3e-04  -2.903724    4.5e-02     69.8
+    hydrogen, SPRING         -0.500000   1.6e-10  -0.500000    4.5e-08      3.9
+    oscillator, SPRING        1.500000   0.0e+00   1.500000    3.5e-16      3.3
+    helium, Adam             -2.903102   2.0e-04  -2.903724    6.7e-02     42.8
+    helium, SPRING           -2.903817   1.2e-04  -2.903724    4.0e-02     71.2
 
 The deviation is that of the local energy: it is zero if the state is an eigenstate. Helium is 42 millihartree below
 Hartree-Fock, which neglects the correlation of the electrons, and agrees with the exact energy within its error.
 
 Source: W. Foulkes et al., Rev. Mod. Phys. 73 (2001), section III; S. Sorella, Phys. Rev. B 71 (2005), for the natural
-gradient; I. von Glehn, J. Spencer & D. Pfau, "A self-attention ansatz for ab-initio quantum chemistry", ICLR 2023; R.
+gradient; G. Goldshlager, N. Abrahamsen & L. Lin, J. Comput. Phys. 516 (2024), for SPRING; I. von Glehn, J. Spencer & D. Pfau, "A self-attention ansatz for ab-initio quantum chemistry", ICLR 2023; R.
 Li et al., "Forward Laplacian", 2024. Energies of helium: G. Drake, Handbook of Atomic Physics (2006), and the
 Hartree-Fock limit.
 """
