@@ -30,9 +30,9 @@ The deviation is that of the local energy: it is zero if the state is an eigenst
 Hartree-Fock, which neglects the correlation of the electrons, and agrees with the exact energy within its error.
 
 Source: W. Foulkes et al., Rev. Mod. Phys. 73 (2001), section III; S. Sorella, Phys. Rev. B 71 (2005), for the natural
-gradient; G. Goldshlager, N. Abrahamsen & L. Lin, J. Comput. Phys. 516 (2024), for SPRING; I. von Glehn, J. Spencer & D. Pfau, "A self-attention ansatz for ab-initio quantum chemistry", ICLR 2023; R.
-Li et al., "Forward Laplacian", 2024. Energies of helium: G. Drake, Handbook of Atomic Physics (2006), and the
-Hartree-Fock limit.
+gradient; G. Goldshlager, N. Abrahamsen & L. Lin, J. Comput. Phys. 516 (2024), for SPRING; I. von Glehn, J. Spencer & D.
+Pfau, "A self-attention ansatz for ab-initio quantum chemistry", ICLR 2023; R. Li et al., "Forward Laplacian", 2024.
+Energies of helium: G. Drake, Handbook of Atomic Physics (2006), and the Hartree-Fock limit.
 """
 
 from __future__ import annotations
