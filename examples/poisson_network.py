@@ -10,8 +10,8 @@ with u = x (1 - x) y (1 - y) N(x, y) for a network N with two layers of tanh, so
 mean square of the equation's residual at a grid of points, in float64. One forward pass computes its Laplacian and its
 values. `hodiff.optimize.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in place;
 `hodiff.optim.ENGD` takes Gauss-Newton steps; `torch.optim.LBFGS` keeps the last hundred gradients. All start from the
-same weights, and stop when they make no progress, or after some thousand iterations. Seconds are processor seconds, without the computation of the error. The
-error is the error of u on a finer grid, relative to u.
+same weights, and stop when they make no progress, or after some thousand iterations. Seconds are processor seconds,
+without the computation of the error. The error is the error of u on a finer grid, relative to u.
 
 A run with the defaults, on one shared core of an AMD EPYC, medians of three starts:
 
@@ -23,8 +23,8 @@ A run with the defaults, on one shared core of an AMD EPYC, medians of three sta
 ssbroyden and ENGD reach the least error of L-BFGS about five times sooner. ssbroyden gets nearly six digits, ENGD five,
 L-BFGS between three and four. Iterations are the last of 3,000 at which the error was recorded.
 
-Source: J. Urbán, P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025); J. Müller & M. Zeinhofer, ICML 2023; M. Raissi, P. Perdikaris & G. Karniadakis, J.
-Comput. Phys. 378 (2019).
+Source: J. Urbán, P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025); J. Müller & M. Zeinhofer, ICML 2023; M. Raissi,
+P. Perdikaris & G. Karniadakis, J. Comput. Phys. 378 (2019).
 """
 
 from __future__ import annotations
