@@ -50,6 +50,7 @@ SIDE_BAR = {
         "reference/zoo.md",
         "reference/models.md",
         "reference/hugging_face.md",
+        "reference/doors.md",
         *_TAYLOR,
     ),
     "Project": (
