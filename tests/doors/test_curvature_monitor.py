@@ -43,6 +43,7 @@ def dense_hessian(model, batches):
     return torch.func.hessian(loss)(torch.cat([p.detach().reshape(-1) for p in parameters]))
 
 
+@pytest.mark.slow
 def test_eigenvalues_are_those_of_the_dense_hessian():
     model, batches = network(4, 8, 3), draw_batches(4, [10, 20])
     expected = torch.linalg.eigvalsh(dense_hessian(model, batches))
@@ -105,6 +106,7 @@ def test_noise_without_a_mean_gradient_is_infinite():
 BOUNDS = {"sharpness": 1 + 2 * (20 + 5), "eigenvalues": 1 + 2 * (5 * 21 + 4), "spectrum": 1 + 2 * 2 * 20, "noise": 1}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("measure", ALL)
 def test_cost_is_what_is_documented(measure):
     """Counted operations of matrix products, in those of one gradient."""
@@ -167,6 +169,7 @@ def test_frozen_parameters_are_constants():
     assert record.sharpness == pytest.approx(torch.linalg.eigvalsh(block)[-1].item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_plot(tmp_path):
     mpl.use("Agg")
     model, batches = network(4, 8, 3), draw_batches(4, [10, 20])
