@@ -22,6 +22,8 @@ SIDE_BAR = {
         "guides/large_models.md",
         "guides/estimators.md",
         "guides/optimizers.md",
+        "guides/training_loops.md",
+        "guides/laplace.md",
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",

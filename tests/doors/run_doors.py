@@ -24,7 +24,7 @@ ROOT = HERE.parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 PAGE = ROOT / "docs" / "reference" / "doors.md"
 DOORS = sorted(each.parent.name for each in HERE.glob("*/requirements.txt"))
-# Adapters import programs that the usual environment lacks, so the usual options ignore them and the tests of doors.
+# The usual options ignore the adapters, which import programs that the usual environment lacks.
 OPTIONS = "--strict-markers --strict-config --doctest-modules --import-mode=importlib -ra -p no:logging"
 # Other programs warn of their own; warnings of hodiff are errors here too.
 WARNINGS = "default\nerror::hodiff.HodiffWarning"
@@ -85,7 +85,7 @@ def tested(door: str, quick: bool) -> bool:
     paths = [Path("tests/doors", door), *([module] if (ROOT / module).exists() else [])]
     command = [python, "-m", "pytest", "-q", "-o", f"addopts={OPTIONS}", "-o", f"filterwarnings={WARNINGS}"]
     selected = ["-m", "not slow"] if quick else []
-    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HODIFF_DOOR": door}
     report(f"{door}: {versions(python, door)}")
     passed = not subprocess.run([*command, *selected, *paths], cwd=ROOT, env=surroundings).returncode
     if passed and not quick:
