@@ -117,8 +117,9 @@ class Backend(CurvatureInterface):
         self.curvature, self.samples, self.sharing, self.rank = curvature, samples, sharing, rank
         self.generator = generator or torch.Generator().manual_seed(0)
 
-    def full(self, x: Any, y: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    def full(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the matrix (parameters, parameters); see `laplace.curvature.CurvatureInterface`."""
+        _require_none(options)
         operator, chosen = self._operator([(x, y)]), self.subnetwork_indices
         if chosen is None:
             return self._loss_of(x, y), self._scale * operator.to_dense()
@@ -126,8 +127,9 @@ class Backend(CurvatureInterface):
         columns[chosen, torch.arange(len(chosen))] = 1
         return self._loss_of(x, y), self._scale * (operator @ columns)[chosen]
 
-    def diag(self, x: Any, y: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    def diag(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the diagonal (parameters,); see `laplace.curvature.CurvatureInterface`."""
+        _require_none(options)
         if self.curvature == "hessian":
             diagonal = self._scale * self._operator([(x, y)]).diagonal(method="exact").value
         else:
@@ -135,26 +137,30 @@ class Backend(CurvatureInterface):
         chosen = self.subnetwork_indices
         return self._loss_of(x, y), diagonal if chosen is None else diagonal[chosen]
 
-    def kron(self, x: Any, y: Tensor, N: int, **_: Any) -> tuple[Tensor, Kron]:
+    def kron(self, x: Any, y: Tensor, N: int, **options: Any) -> tuple[Tensor, Kron]:
         """Compute the loss and Kronecker factors of each parameter; see `laplace.curvature.CurvatureInterface`.
 
         Args:
             x: Inputs of a batch.
             y: Targets of the batch.
             N: Number of examples in all batches.
+            **options: `kfac_approx`, as `sharing` of the back end.
 
         Returns:
             The loss and the factors, which add up over batches.
 
         Raises:
-            InputError: If the curvature is "hessian".
+            InputError: If the curvature is "hessian", or an option is unknown.
         """
+        sharing = options.pop("kfac_approx", self.sharing)
+        require_choice("Backend", "kfac_approx", sharing, ("expand", "reduce"))
+        _require_none(options)
         if self.curvature == "hessian":
             raise InputError(
                 "Backend: curvature: expected 'gauss-newton', 'fisher' or 'empirical-fisher' for Kronecker factors, "
                 "got 'hessian', which may be indefinite."
             )
-        factors = self._by_layers(x, y)
+        factors = self._by_layers(x, y, sharing)
         others = {name: p.shape for name, p in self.params_dict.items() if name not in factors}
         if others:
             factors |= self._by_rows(x, y, others)
@@ -270,7 +276,7 @@ class Backend(CurvatureInterface):
                 )
             yield torch.einsum("nck,ncp->nkp", roots[part], J).flatten(0, 1)
 
-    def _by_layers(self, x: Any, y: Tensor) -> dict[str, list[Tensor]]:
+    def _by_layers(self, x: Any, y: Tensor, sharing: str) -> dict[str, list[Tensor]]:
         """Return K-FAC factors of parameters that belong to one supported layer; none if K-FAC refuses the model."""
         module, inputs = self._module_and_inputs(x)
         uses: dict[int, int] = {}
@@ -286,7 +292,7 @@ class Backend(CurvatureInterface):
         if not point:
             return {}
         fisher = FISHER[self.curvature]
-        options: dict[str, Any] = {"fisher": fisher, "sharing": self.sharing, "bias": "separate", "reduction": "sum"}
+        options: dict[str, Any] = {"fisher": fisher, "sharing": sharing, "bias": "separate", "reduction": "sum"}
         if self.curvature == "fisher":
             options |= {"samples": self.samples, "generator": self.generator}
         with suppress(InputError):
@@ -311,6 +317,15 @@ class Backend(CurvatureInterface):
                 else nearest_kronecker(rows.view(-1, shape[0], rows.shape[1] // shape[0]))
             )
         return found
+
+
+def _require_none(options: dict[str, Any]) -> None:
+    """Raise on options of other back ends, which would have no effect."""
+    if options:
+        raise InputError(
+            f"Backend: expected no further options, got {', '.join(options)}; pass backend_kwargs, such as "
+            "{'curvature': 'fisher', 'samples': 10}."
+        )
 
 
 def _factors(block: Any, names: list[str]) -> tuple[str, list[Tensor]]:

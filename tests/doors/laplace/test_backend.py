@@ -264,8 +264,30 @@ def test_examples_that_influence_each_other_raise(monkeypatch):
         Backend(model, "classification").diag(inputs, targets)
 
 
+def test_sharing_of_tokens():
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).mean(1)
+
+    _, inputs, targets = draw("Perceptron", "regression")
+    model = Averaged().double()
+    given = Backend(model, "regression").kron(inputs, targets, N=12, kfac_approx="reduce")[1]
+    close(given.to_matrix(), Backend(model, "regression", sharing="reduce").kron(inputs, targets, N=12)[1].to_matrix())
+    # A linear model with a squared loss, for which "reduce" is exact.
+    H = gauss_newton(model, inputs, "regression")
+    close(given.to_matrix()[:12, :12], H[:12, :12])
+    close(given.to_matrix()[12:, 12:], H[12:, 12:])
+
+
 def test_errors():
-    model, inputs, _ = draw("Perceptron")
+    model, inputs, targets = draw("Perceptron")
+    for structure in ("full", "diag", "kron"):
+        with pytest.raises(hodiff.InputError, match="no further options, got mc_samples"):
+            getattr(Backend(model, "classification"), structure)(inputs, targets, N=12, mc_samples=3)
     with pytest.raises(hodiff.InputError, match="curvature: expected"):
         Backend(model, "classification", curvature="ggn")
     with pytest.raises(hodiff.InputError, match="rank"):
