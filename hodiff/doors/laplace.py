@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,17 +13,15 @@ from torch import Tensor, nn
 from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.corrections import corrected
 from hodiff.derivatives import jacobian
-from hodiff.doors.nearest_kronecker import nearest_kronecker
+from hodiff.doors.kronecker_factors import factors_of_layers, nearest_kronecker
 from hodiff.errors import InputError
 from hodiff.operators import (
     EmpiricalFisherOperator,
     FisherOperator,
     GaussNewtonOperator,
     HessianOperator,
-    KFACOperator,
     LinearOperator,
 )
-from hodiff.operators.kfac.blocks import KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO
 from hodiff.operators.linearized.likelihoods import likelihood_of
@@ -34,8 +31,6 @@ FISHER = {"gauss-newton": EXACT, "fisher": MONTE_CARLO, "empirical-fisher": EMPI
 CURVATURES = (*FISHER, "hessian")
 # Numbers of a Jacobian that are computed together, 32 MiB in float64: small models take many examples at once.
 AT_ONCE = 2**22
-# Layers whose parameters have K-FAC factors with the shape of the parameter.
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
 class Backend(CurvatureInterface):
@@ -277,32 +272,13 @@ class Backend(CurvatureInterface):
             yield torch.einsum("nck,ncp->nkp", roots[part], J).flatten(0, 1)
 
     def _by_layers(self, x: Any, y: Tensor, sharing: str) -> dict[str, list[Tensor]]:
-        """Return K-FAC factors of parameters that belong to one supported layer; none if K-FAC refuses the model."""
+        """Return K-FAC factors of the parameters for which K-FAC has them."""
         module, inputs = self._module_and_inputs(x)
-        uses: dict[int, int] = {}
-        for _, p in module.named_parameters(remove_duplicate=False):
-            uses[id(p)] = uses.get(id(p), 0) + 1
-        point = {
-            f"{name}.{own}".lstrip("."): p.detach()
-            for name, layer in module.named_modules()
-            if isinstance(layer, LAYERS) and getattr(layer, "groups", 1) == 1
-            for own, p in layer.named_parameters(recurse=False)
-            if p.requires_grad and uses[id(p)] == 1
-        }
-        if not point:
-            return {}
-        fisher = FISHER[self.curvature]
-        options: dict[str, Any] = {"fisher": fisher, "sharing": sharing, "bias": "separate", "reduction": "sum"}
+        options: dict[str, Any] = {"fisher": FISHER[self.curvature], "sharing": sharing}
         if self.curvature == "fisher":
             options |= {"samples": self.samples, "generator": self.generator}
-        with suppress(InputError):
-            operator = KFACOperator(module, self.lossfunc, point, inputs, y, **options)
-            return {
-                name: [self._scale * each[0], *each[1:]]
-                for block in operator.blocks
-                for name, each in [_factors(block, list(point))]
-            }
-        return {}
+        found = factors_of_layers(module, self.lossfunc, inputs, y, options)
+        return {name: [self._scale * first, *others] for name, (first, *others) in found.items()}
 
     def _by_rows(self, x: Any, y: Tensor, shapes: dict[str, torch.Size]) -> dict[str, list[Tensor]]:
         """Return exact blocks of vectors, and of other parameters the nearest Kronecker products."""
@@ -326,20 +302,6 @@ def _require_none(options: dict[str, Any]) -> None:
             f"Backend: expected no further options, got {', '.join(options)}; pass backend_kwargs, such as "
             "{'curvature': 'fisher', 'samples': 10}."
         )
-
-
-def _factors(block: Any, names: list[str]) -> tuple[str, list[Tensor]]:
-    """Return the name of a block's parameter, and its factors in the order of the parameter's dimensions."""
-    assert isinstance(block, KroneckerBlock)
-    (piece,) = block.layout.pieces
-    B, A = (_dense(each[0]) for each in (block.B, block.A))
-    if names[piece.index].endswith("bias"):
-        return names[piece.index], [B * A]
-    return names[piece.index], [A, B] if piece.transposed else [B, A]
-
-
-def _dense(factor: Tensor) -> Tensor:
-    return factor.diag() if factor.dim() == 1 else factor
 
 
 def _examples(x: Any, part: slice, count: int) -> Any:
