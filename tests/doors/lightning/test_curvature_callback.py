@@ -58,8 +58,9 @@ def test_it_measures_the_module_and_leaves_training_alone(tmp_path):
     callback = CurvatureCallback(batches=3, every=6, measures=measures, plot=tmp_path / "curvature.png")
     module, alone = Classifier(), Classifier()
     trainer = fit(module, callback)
-    fit(alone)
+    plain = fit(alone)
     assert_same(module, alone, rtol=0, atol=0)
+    assert trainer.callback_metrics["loss"] == plain.callback_metrics["loss"]
     assert [record.step for record in callback.monitor.history] == [6, 12]
     expected = CurvatureMonitor(module.net, classes, list(loader())[:3], measures=measures, iterations=40).measure(12)
     record = callback.monitor.history[-1]

@@ -152,7 +152,9 @@ def test_curvature_callback(tmp_path):
     mpl.use("Agg")
     callback = CurvatureCallback(every=4, batches=3, measures=["sharpness", "noise"], plot=tmp_path / "plot.png")
     model, alone = classifier(), classifier()
-    made = trainer(tmp_path, model, callbacks=[callback], gradient_accumulation_steps=1)
+    made = trainer(tmp_path, model, callbacks=[callback], eval_on_start=True)
+    # Batches of an evaluation are no training batches.
+    made.eval_dataset = examples()[8:]
     made.train()
     trainer(tmp_path, alone).train()
     assert_same(model, alone, rtol=0, atol=0)
