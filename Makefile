@@ -15,7 +15,7 @@ docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
 docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
 
 # `make bench-gpu small`: `small` is an argument.
-.PHONY: bench-gpu test-gpu small demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean
+.PHONY: bench-gpu test-gpu small demo docs test test-slow test-all test-explore test-doors test-doors-quick lint format wheel release notebooks bench bench-peers papers papers-quick clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -37,6 +37,14 @@ test-all: test test-slow
 # Property tests with new examples; the seed is printed, and SEED=... repeats a run.
 test-explore: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-seed $(SEED)
+
+# hodiff inside other programs, each in an environment of its own; DOOR=lightning tests one. Writes docs/reference/doors.md.
+test-doors: $(INSTALLED)
+	$(BIN)/python tests/doors/run_doors.py $(DOOR)
+
+# Two programs that install within a minute, without their slow tests.
+test-doors-quick: $(INSTALLED)
+	$(BIN)/python tests/doors/run_doors.py --quick laplace lightning
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -87,7 +95,7 @@ papers-quick: $(INSTALLED)
 	$(BIN)/python -m pytest -n 0 -m papers tests/papers
 
 clean:
-	rm -rf .venv .venv-bench build dist *.egg-info
+	rm -rf .venv .venv-bench .venv-doors build dist *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/*.cpp kernels/*/*.cpp kernels/*/*.inc kernels/attention/problem.py)
 	$(PYTHON) -m venv .venv

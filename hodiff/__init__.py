@@ -33,6 +33,7 @@ if _TYPE_CHECKING:
     from hodiff import audit as audit
     from hodiff import authoring as authoring
     from hodiff import checks as checks
+    from hodiff import doors as doors
     from hodiff import estimators as estimators
     from hodiff import functions as functions
     from hodiff import implicit as implicit
@@ -89,6 +90,7 @@ _PACKAGES = {
         "audit",
         "authoring",
         "checks",
+        "doors",
         "estimators",
         "functions",
         "implicit",

@@ -28,6 +28,10 @@ ROOMS = {
     "hodiff.checks": "hodiff.checks",
     "hodiff.audit": "hodiff.audit",
     "hodiff.plot": "hodiff.plot",
+    "hodiff.doors": "hodiff.doors: other programs",
+    "hodiff.doors.lightning": "hodiff.doors.lightning",
+    "hodiff.doors.transformers": "hodiff.doors.transformers",
+    "hodiff.doors.laplace": "hodiff.doors.laplace",
 }
 FOLDER = "reference/api"
 
@@ -58,8 +62,10 @@ def write_api(tree: Tree) -> list[str]:
 
 
 def _exported(package: griffe.Module, room: str) -> dict[str, Documented]:
-    """Functions and classes that a room imports into its `__init__`, by name."""
-    names = sorted((name for name in _module(package, room).imports if not name.startswith("_")), key=str.lower)
+    """Functions and classes that a room imports into its `__init__`, by name; of a file, those that it defines."""
+    module = _module(package, room)
+    own = {} if module.is_init_module else {n for n, each in module.members.items() if not each.is_alias}
+    names = sorted((name for name in own or module.imports if not name.startswith("_")), key=str.lower)
     found = {name: resolved(package, f"{room}.{name}") for name in names}
     return {name: each for name, each in found.items() if isinstance(each, griffe.Function | griffe.Class)}
 

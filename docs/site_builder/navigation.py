@@ -22,6 +22,8 @@ SIDE_BAR = {
         "guides/large_models.md",
         "guides/estimators.md",
         "guides/optimizers.md",
+        "guides/training_loops.md",
+        "guides/laplace.md",
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",
@@ -50,6 +52,7 @@ SIDE_BAR = {
         "reference/zoo.md",
         "reference/models.md",
         "reference/hugging_face.md",
+        "reference/doors.md",
         *_TAYLOR,
     ),
     "Project": (

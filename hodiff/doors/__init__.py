@@ -1,0 +1,8 @@
+"""Adapters to other programs: curvature during training, and back ends; each module imports its program.
+
+`hodiff.doors.lightning` (PyTorch Lightning), `hodiff.doors.transformers` (Hugging Face Trainer) and
+`hodiff.doors.laplace` (laplace-torch) are imported by their full names.
+"""
+
+from hodiff.doors.curvature_measurements import CurvatureRecord as CurvatureRecord
+from hodiff.doors.curvature_monitor import CurvatureMonitor as CurvatureMonitor
