@@ -11,27 +11,28 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.finite_numbers import require_finite
-from hodiff.optim.joint_curvature import JointCurvature
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import require_dtypes
 from hodiff.optim.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.recorded_losses import explained
+from hodiff.optim.sharded_curvature import ShardedCurvature
 from hodiff.optim.training_optimizer import Group
 from hodiff.optim.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 
 
-class CurvatureOptimizer(JointCurvature, Observer):
+class CurvatureOptimizer(ShardedCurvature, Observer):
     """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
 
     A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
     alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
     """
 
-    sharded_too = False
+    sharded_by_group = True
     # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
@@ -73,7 +74,9 @@ class CurvatureOptimizer(JointCurvature, Observer):
             RouteError: If torch does not implement a second derivative.
         """
         with self._draws_repeated_after_errors():
-            loss, estimates = self._joined(*self._ranks.attempt(self._observed, closure))
+            # On shards, all ranks compute together, and none can announce an error to ranks that wait for it.
+            found = (self._observed(closure), None) if self.sharded else self._ranks.attempt(self._observed, closure)
+            loss, estimates = self._joined(*found)
         if estimates is None:
             self._pending.clear()
             self._rewind()
@@ -98,6 +101,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
     def _observed(self, closure: Closure | None) -> tuple[Any, dict[int, Any] | None]:
         """Return this rank's loss, and its estimates by the parameter's id; None after an overflow of a GradScaler."""
         self.require_dtypes()
+        if closure is not None and self.sharded and self._due():
+            return self._on_shards(closure, self._due(), gradients=True)
         loss = None if closure is None else self._evaluated(closure)
         overflow: Tensor | None = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
@@ -140,7 +145,10 @@ class CurvatureOptimizer(JointCurvature, Observer):
             InputError: If the loss is not such a tensor.
             RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
         """
-        self._require_scalar(loss)
+        if not self.sharded:
+            self._require_scalar(loss)
+        elif not callable(loss):
+            raise self._require_closure()
         self._update(loss)
 
     def require_dtypes(self) -> None:
@@ -187,10 +195,12 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _wait(self) -> None:
         """Start or stop observing losses."""
-        due = self._due()
+        # The backward pass of `fully_shard` has other leaves, and no second derivative.
+        due = [] if self.sharded else self._due()
         self._pending.watch(due)
         wait(self, bool(due))
-        take_by_hand(self, any(group["update_every"] is None for group in self.param_groups))
+        by_hand = any(group["update_every"] is None for group in self.param_groups)
+        take_by_hand(self, by_hand and not self.sharded)
 
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Return the leaves that are due for curvature."""
@@ -288,9 +298,12 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _update(self, given: Tensor) -> None:
         with self._draws_repeated_after_errors():
-            found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
-            own = {} if found is None else {id(p): h for p, h in found[0]}
-            if self._ranks.size > 1:
+            if self.sharded:
+                own, error = self._on_shards(given, self.parameters(), gradients=False)[1], None
+            else:
+                found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
+                own = {} if found is None else {id(p): h for p, h in found[0]}
+            if self._ranks.size > 1 and not self.sharded:
                 codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
                 own = self._combined(own, codes)
         self._state_before = None
@@ -309,7 +322,7 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _require_finite(self, estimates: Iterable[Any]) -> None:
         numbers = [each for estimate in estimates for each in self._numbers_of(estimate)]
-        require_finite(self.caller, "curvature", numbers, self._squares_from)
+        self.agree(lambda: require_finite(self.caller, "curvature", list(map(local_part, numbers)), self._squares_from))
 
     @property
     def _squares_from(self) -> float | None:
@@ -332,6 +345,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
         """Return the curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
+        if self.sharded and any(p.grad is not None for p in waiting):
+            raise self._require_closure()
         scale: Tensor | None = getattr(self, "grad_scale", None) if scaled else None
         # After `scaler.unscale_`, only the gradients reveal the factor.
         estimates = self._pending.settled(strict=scaled and scale is None)

@@ -50,7 +50,8 @@ class JointCurvature(StochasticOptimizer):
                 f"{self.caller}: step: expected curvature of the same parameters from all ranks, got different "
                 "parameters; use every parameter in the loss of every rank, for instance times zero."
             )
-        return self._summed(estimates)
+        # Gradients and products of shards are sums over the ranks already.
+        return estimates if self.sharded else self._summed(estimates)
 
     def _begin_draws(self) -> None:
         """Note the state of the generator before the first draws for a step."""

@@ -204,6 +204,9 @@ class SophiaG(_Sophia):
         Raises:
             InputError: If the logits are not such a tensor.
         """
+        if self.sharded:
+            super().update_curvature(logits)
+            return
         if not isinstance(logits, Tensor) or not logits.dim() or not logits.is_floating_point():
             raise InputError(f"{self.caller}: update_curvature: expected logits (N, C, ...), got {describe(logits)}.")
         if not logits.requires_grad:
@@ -221,11 +224,12 @@ class SophiaG(_Sophia):
             gradients, factor = drawn_from_logits(loss, parameters, generator)
             reached = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
         else:
-            gradients, factor = drawn_from_loss(self.caller, loss, parameters, generator)
+            leaves = self._leaves_of(parameters)
+            gradients, factor = drawn_from_loss(self.caller, loss, leaves, generator, joint=self.sharded)
             # The loss depends on all of these parameters, though not always through its logits.
-            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True))
+            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True))
             reached = list(zip(parameters, zeros, strict=True))
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and not self.sharded:
             return [(p, _Root((factor**0.5 * g).to(g.dtype))) for p, g in reached], []
         # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
         return [(p, (factor * g.square()).to(g.dtype)) for p, g in reached], []

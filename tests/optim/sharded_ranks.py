@@ -1,0 +1,213 @@
+"""One rank of several, run by test_sharded.py: optimizers on `fully_shard`ed models make the steps of one process."""
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from optim.ranks import GENTLE, labels_by_probabilities
+from optim.table import TABLE, Case, cross_entropy
+
+import hodiff
+import hodiff.optim as ho
+
+STEPS = 4
+CURVATURE = ("SophiaH", "SophiaG", "AdaHessian")
+CASES = {name: TABLE[name] for name in CURVATURE}
+
+
+class Net(nn.Module):
+    """A classifier with a convolution, whose rows do not divide by the number of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv1d(1, 3, 2), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x[:, None]).tanh().flatten(1)).tanh())
+
+
+class Problem:
+    """The classifier in one process, or sharded, with the batches that belong to it."""
+
+    def __init__(self, shard: Callable[[Net], Any] | None = None, seed: int = 0):
+        torch.manual_seed(seed)
+        self.model = Net().double()
+        torch.manual_seed(7)
+        self.batches = [(torch.randn(8, 3).double(), torch.randint(3, (8,))) for _ in range(STEPS)]
+        if shard is not None:
+            shard(self.model)
+            self.batches = [tuple(part(each) for each in batch) for batch in self.batches]
+
+    def closure(self, case: Case, batch: Any) -> Callable[[], Any]:
+        inputs, labels = batch
+        if case.pair:
+            return lambda: (self.model(inputs), lambda outputs: cross_entropy(outputs, labels))
+        return lambda: cross_entropy(self.model(inputs), labels)
+
+    def train(self, case: Case, optimizer: Any) -> list[float]:
+        return [float(optimizer.step(self.closure(case, batch)).detach()) for batch in self.batches]
+
+    def numbers(self) -> torch.Tensor:
+        return torch.cat([whole(p.detach()).reshape(-1) for p in self.model.parameters()])
+
+
+def part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def in_layers(model: Net) -> None:
+    for layer in (model.first, model.second):
+        fully_shard(layer)
+    fully_shard(model)
+
+
+def with_replicas(model: Net) -> None:
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copy", "shard")))
+
+
+def made(name: str, problem: Problem, group: Any = "world", **options: Any) -> Any:
+    group = dist.group.WORLD if group == "world" else group
+    return CASES[name](problem.model.parameters(), process_group=group, **{**GENTLE.get(name, {}), **options})
+
+
+def assert_same(found: Problem, expected: Problem, tolerance: float = 1e-10) -> None:
+    error = float((found.numbers() - expected.numbers()).abs().max())
+    assert error < tolerance, error
+
+
+def steps_are_those_of_one_process() -> None:
+    shards = [in_layers] if dist.get_world_size() == 2 else [in_layers, with_replicas]
+    for name, case in CASES.items():
+        one = Problem()
+        losses = one.train(case, made(name, one, "local"))
+        for shard in shards:
+            many = Problem(shard)
+            optimizer = made(name, many)
+            found = torch.tensor(many.train(case, optimizer), dtype=torch.float64)
+            assert_same(many, one)
+            torch.testing.assert_close(found, torch.tensor(losses, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+            for parameter, state in optimizer.state.items():
+                alike = [v for v in state.values() if isinstance(v, torch.Tensor) and v.shape == parameter.shape]
+                assert all(isinstance(v, DTensor) and v.placements == parameter.placements for v in alike), name
+
+
+def curvature_by_hand_precedes_an_ordinary_loop() -> None:
+    """A closure gives the curvature; gradients come from backward passes of `fully_shard`, and are clipped."""
+    for name in CURVATURE:
+        problems = []
+        for shard in (None, in_layers):
+            problem = Problem(shard)
+            optimizer = made(name, problem, "local" if shard is None else "world", update_every=None)
+            for i, (inputs, labels) in enumerate(problem.batches):
+                optimizer.zero_grad()
+                closure = problem.closure(CASES[name], (inputs, labels))
+                if i % 2 == 0:
+                    optimizer.update_curvature(closure if shard else _seen(name, problem.model, inputs, labels))
+                closure().backward()
+                nn.utils.clip_grad_norm_(problem.model.parameters(), 0.1)
+                optimizer.step()
+            problems.append(problem)
+        assert_same(problems[1], problems[0])
+
+
+def _seen(name: str, model: Net, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return model(inputs) if name == "SophiaG" else cross_entropy(model(inputs), labels)
+
+
+def ranks_count_by_their_labels() -> None:
+    """Ranks whose losses ignore other numbers of labels make the steps of replicas."""
+    problems = []
+    for shard in (None, in_layers):
+        problem = Problem(shard)
+        for inputs, labels in [tuple(map(part, b)) for b in problem.batches] if shard is None else problem.batches:
+            labels[: dist.get_rank() % 2] = -100
+            if not problems or problems[-1] is not problem:
+                problems.append(problem)
+                optimizer = made("SophiaG", problem, update_every=1)
+            optimizer.step(lambda m=problem.model, x=inputs, y=labels: cross_entropy(m(x), y))
+    assert_same(problems[1], problems[0])
+
+
+def saved_states_resume(folder: Path) -> None:
+    """A state is saved, and loaded into an optimizer that has made a step, as another one would."""
+    for name, case in CASES.items():
+        problem, other = Problem(in_layers), Problem(in_layers, seed=3)
+        optimizer, resumed = made(name, problem), made(name, other, lr=123.0)
+        problem.train(case, optimizer)
+        other.train(case, resumed)
+        path = folder / name
+        dcp.save({"model": problem.model.state_dict(), "optimizer": optimizer}, checkpoint_id=path)
+        model = other.model.state_dict()
+        dcp.load({"model": model, "optimizer": resumed}, checkpoint_id=path)
+        other.model.load_state_dict(model)
+        assert_same(other, problem, 1e-15)
+        problem.train(case, optimizer)
+        other.train(case, resumed)
+        assert_same(other, problem, 1e-12)
+
+
+def what_cannot_be_done_is_refused() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    free = nn.Parameter(torch.ones(4))
+    for name in CURVATURE:
+        problem = Problem(in_layers)
+        (inputs, labels), parameters = problem.batches[0], list(problem.model.parameters())
+        with pytest.raises(hodiff.InputError, match=r"pass process_group=torch\.distributed\.group\.WORLD"):
+            CASES[name](parameters)
+        with pytest.raises(hodiff.InputError, match="expected sharded parameters only, or none, got both"):
+            CASES[name]([*parameters, free], process_group=dist.group.WORLD)
+        optimizer = made(name, problem)
+        loss = cross_entropy(problem.model(inputs), labels)
+        loss.backward()
+        with pytest.raises(hodiff.InputError, match=r"expected step\(closure\) for sharded parameters"):
+            optimizer.step()
+        with pytest.raises(hodiff.InputError, match=r"expected step\(closure\) for sharded parameters"):
+            optimizer.update_curvature(loss)
+        optimizer.zero_grad()
+
+        def goes_back(problem: Problem = problem, inputs: Any = inputs, labels: Any = labels) -> Any:
+            found = cross_entropy(problem.model(inputs), labels)
+            found.backward()
+            return found
+
+        with pytest.raises(hodiff.InputError, match="does not call backward"):
+            optimizer.step(goes_back)
+        leaf = nn.Parameter(distribute_tensor(torch.ones(4), mesh))
+        with pytest.raises(hodiff.InputError, match="expected a closure that calls modules under fully_shard"):
+            CASES[name]([leaf], process_group=dist.group.WORLD).step(lambda leaf=leaf: leaf.square().sum())
+
+
+def main(folder: Path) -> None:
+    torch.multinomial = labels_by_probabilities
+    steps_are_those_of_one_process()
+    curvature_by_hand_precedes_an_ordinary_loop()
+    ranks_count_by_their_labels()
+    saved_states_resume(folder)
+    what_cannot_be_done_is_refused()
+    sys.stdout.write("all agree")
+
+
+if __name__ == "__main__":
+    rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=count, timeout=timedelta(minutes=2)
+    )
+    main(Path(path).parent)
+    dist.destroy_process_group()
