@@ -50,12 +50,10 @@ class Ranks:
 
     def attempt(self, work: Callable[..., R], *args: Any) -> tuple[R | None, Exception | None]:
         """Do this rank's part; return its result, or the error that `exchange` announces to the other ranks."""
-        try:
-            return work(*args), None
-        except Exception as error:
-            if self.size == 1:
-                raise
-            return None, error
+        found, error = attempted(work, *args)
+        if error is not None and self.size == 1:
+            raise error
+        return found, error
 
     def exchange(self, caller: str, error: Exception | None, numbers: Sequence[float], device: torch.device) -> Tensor:
         """Return the numbers of all ranks, (ranks, len(numbers)); raise if a rank has an error."""
@@ -111,6 +109,34 @@ class Ranks:
 
 
 ALONE = Ranks("")
+
+
+def attempted(work: Callable[..., R], *args: Any) -> tuple[R | None, Exception | None]:
+    """Run this rank's part of a work; return its result, or its error."""
+    try:
+        return work(*args), None
+    except Exception as error:
+        return None, error
+
+
+def least_loaded(costs: Sequence[float], ranks: int, fixed: Sequence[int | None] = ()) -> list[int]:
+    """Assign parts of a work to ranks, the largest first, to the rank with the least work.
+
+    Args:
+        costs: Cost of each part.
+        ranks: Number of ranks.
+        fixed: Ranks that parts already have; None for others.
+
+    Returns:
+        The rank of each part.
+    """
+    owners: list[int | None] = list(fixed) or [None] * len(costs)
+    work = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        if owners[i] is None:
+            owners[i] = work.index(min(work))
+            work[owners[i]] += costs[i]  # type: ignore[index]
+    return [0 if each is None else each for each in owners]
 
 
 def mark_of(tensors: Sequence[Tensor]) -> float:

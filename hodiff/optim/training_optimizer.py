@@ -248,7 +248,7 @@ class StochasticOptimizer(JointOptimizer):
                 f"{parameter.device_mesh.size()} ranks; {remedy}."  # type: ignore[attr-defined]
             )
         first = self.param_groups[0]["params"][0]
-        if is_sharded(parameter) != is_sharded(first):
+        if self.sharded_by_group and is_sharded(parameter) != is_sharded(first):
             raise InputError(
                 f"{self.caller}: params: expected sharded parameters only, or none, got both; create an optimizer for "
                 "the parameters that fully_shard ignores."

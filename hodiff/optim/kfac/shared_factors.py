@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hodiff.optim.kfac.seen_layers import Sums
-from hodiff.optim.process_groups import Ranks
+from hodiff.optim.process_groups import Ranks, least_loaded
 
 
 def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks) -> list[Sums]:
@@ -32,10 +32,6 @@ def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks) -> list[Sums]:
 
 
 def owners_of(states: Sequence[Mapping[str, Any]], ranks: int) -> list[int]:
-    """Assign each block to a rank, the largest blocks first, to the rank with the least work."""
+    """Assign each block to a rank, by the work of its inverses."""
     costs = [sum(float(each.shape[-1]) ** 3 for each in (state["A"], state["B"])) for state in states]
-    owners, work = [0] * len(states), [0.0] * ranks
-    for i in sorted(range(len(states)), key=lambda i: -costs[i]):
-        owners[i] = work.index(min(work))
-        work[owners[i]] += costs[i]
-    return owners
+    return least_loaded(costs, ranks)

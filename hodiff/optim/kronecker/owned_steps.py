@@ -1,0 +1,107 @@
+"""Steps of sharded parameters that one rank computes for all: whole gradients come in, shards of the step go out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hodiff.distributed.layouts import Layout
+from hodiff.distributed.linear_maps import as_local, gather, scatter
+from hodiff.distributed.vectors import reduce_over
+from hodiff.errors import InputError
+from hodiff.optim.process_groups import least_loaded
+
+# Entry of a parameter's state on the ranks that do not own it: the owner's rank.
+ON_RANK = "on_rank"
+
+
+class OwnedSteps:
+    """The owner of each sharded parameter, which stores its whole state, and exchanges with the other ranks.
+
+    Args:
+        caller: Name of the optimizer.
+        parameters: All sharded parameters, in an order that is equal on all ranks.
+        costs: Relative work of the step of each parameter.
+        states: State of each parameter on this rank.
+
+    Raises:
+        InputError: If parameters lie on different ranks, or the state of a parameter is on no rank.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        parameters: Sequence[Tensor],
+        costs: Sequence[float],
+        states: Sequence[Mapping[str, Any]],
+    ):
+        self._caller, self._layouts = caller, {id(p): Layout.of(p) for p in parameters}
+        self._mesh = self._layouts[id(parameters[0])].mesh
+        ranks = [sorted(each.mesh.mesh.flatten().tolist()) for each in self._layouts.values()]
+        if any(each != ranks[0] for each in ranks):
+            raise InputError(
+                f"{caller}: params: expected DTensors on one device mesh, got some on ranks {ranks[0]} and others on "
+                f"{next(each for each in ranks if each != ranks[0])}; create an optimizer for each mesh."
+            )
+        self._rank, self._number = ranks[0].index(dist.get_rank()), len(ranks[0])
+        self._owners = dict(zip(self._layouts, self._assigned(costs, states), strict=True))
+
+    def _assigned(self, costs: Sequence[float], states: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Leave parameters with the rank that has their state, and divide the others among the ranks."""
+        known = torch.zeros(3, len(states), dtype=torch.float64, device=self._mesh.device_type)
+        for i, state in enumerate(states):
+            has = bool(state) and ON_RANK not in state
+            known[:, i] = torch.tensor([float(has), has * float(self._rank), float(ON_RANK in state)])
+        count, owner, elsewhere = reduce_over(self._mesh, known).tolist()
+        if any(e and not c for c, e in zip(count, elsewhere, strict=True)):
+            raise InputError(
+                f"{self._caller}: load_state_dict: expected the states of all sharded parameters, each on the rank "
+                "that owns it, got a parameter whose state is on no rank; save and load the optimizer by "
+                "torch.distributed.checkpoint, which also loads it on another number of ranks."
+            )
+        fixed = [int(o) if c == 1 else None for c, o in zip(count, owner, strict=True)]
+        return least_loaded(costs, self._number, fixed)
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether this rank computes the parameter's steps."""
+        return self._owners[id(parameter)] == self._rank
+
+    def covers(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether these are the parameters whose owners are known."""
+        return list(map(id, parameters)) == list(self._owners)
+
+    def mark(self, parameter: Tensor, state: dict[str, Any]) -> None:
+        """Note in a parameter's state on another rank where it is."""
+        if state.get(ON_RANK) != self._owners[id(parameter)]:
+            state.clear()
+            state[ON_RANK] = self._owners[id(parameter)]
+
+    def gathered(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
+        """Collect a gradient, and return it on the parameter's owner; all ranks take part."""
+        layout = self._layouts[id(parameter)]
+        whole = gather(as_local(gradient, layout), layout)
+        return whole if self.owns(parameter) else None
+
+    def scattered(self, parameter: Tensor, whole: Tensor | None) -> Tensor:
+        """Return this rank's shard of a tensor that the parameter's owner has; None on the other ranks."""
+        layout = self._layouts[id(parameter)]
+        if whole is None:
+            whole = torch.zeros(layout.shape, dtype=parameter.dtype, device=parameter.device)
+        return scatter(whole, layout)
+
+    def exchange(self, error: Exception | None, numbers: Sequence[float]) -> list[float]:
+        """Add up numbers over the ranks; raise if a rank has an error."""
+        own = torch.tensor([float(error is not None), *numbers], dtype=torch.float64, device=self._mesh.device_type)
+        failed, *found = reduce_over(self._mesh, own).tolist()
+        if error is not None:
+            raise error
+        if failed:
+            raise InputError(
+                f"{self._caller}: step: expected every rank to compute the steps of its parameters, got an error on "
+                "another rank; see the error message there."
+            )
+        return found
