@@ -15,6 +15,7 @@ from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.regathering import saving_shards
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
+from hodiff.optim.inner_products import InnerProductOfShards
 from hodiff.optim.process_groups import Ranks
 from hodiff.recompute.reachable import modules_in
 
@@ -81,7 +82,8 @@ class ShardedClosure:
 
     def joint(self, value: Tensor) -> Tensor:
         """Return the mean of the ranks' values, with its graph."""
-        return self._point.joint(value)
+        with torch.enable_grad():
+            return self._point.joint(value.reshape(()))
 
     @property
     def weight(self) -> float:
@@ -96,6 +98,12 @@ class ShardedClosure:
         """Return the parameters on which tensors depend."""
         found = {id(leaf) for each in outputs for leaf in inspect_graph(each).leaves}
         return [p for p, leaf in zip(self._parameters, self._leaves, strict=True) if id(leaf) in found]
+
+    def inner_product(self, parameters: Sequence[Tensor]) -> InnerProductOfShards:
+        """Return the inner product of vectors with a part for each parameter."""
+        assert self._point.modules is not None
+        sizes = [leaf.numel() for leaf in self.leaves_of(parameters)]
+        return InnerProductOfShards(self._point.modules.mesh, list(map(Layout.of, parameters)), sizes)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
         """Return a local tensor as a DTensor that is sharded like a parameter."""

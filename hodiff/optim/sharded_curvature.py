@@ -60,7 +60,7 @@ class ShardedCurvature(JointCurvature):
                 with Corrections(lean=True) if second_order else nullcontext(), noting_operands(self):
                     loss = shards.returned()
                 require_loss(self.caller, loss)
-                joint = shards.joint(loss.reshape(()))
+                joint = shards.joint(loss)
             require_finite(self.caller, "losses", [joint.detach()])
             reached = shards.reached(joint)
             wanted = [p for p in reached if id(p) in own]

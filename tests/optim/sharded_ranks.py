@@ -26,7 +26,8 @@ import hodiff.optim as ho
 STEPS = 4
 CURVATURE = ("SophiaH", "SophiaG", "AdaHessian")
 GRADIENTS_ONLY = ("Shampoo", "Shampoo, the paper's", "SOAP")
-CASES = {name: TABLE[name] for name in (*CURVATURE, *GRADIENTS_ONLY)}
+SYSTEMS = tuple(name for name in TABLE if name.startswith(("NewtonCG", "Layerwise", "HessianFree")))
+CASES = {name: TABLE[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
 # SOAP divides coordinates without gradients by their rounding errors.
 CALM = {**GENTLE, "SOAP": {"eps": 1e-3}}
 
