@@ -127,7 +127,7 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         self.average_gradients(rows)
         return loss, self._combined(estimates, rows[:, 4:])
 
-    def update_curvature(self, loss: Tensor) -> None:
+    def update_curvature(self, loss: Tensor | Closure) -> None:
         r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
 
         The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. Use it for a batch
@@ -139,10 +139,11 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         derivative is.
 
         Args:
-            loss: The loss, a tensor of shape () with its graph on the parameters.
+            loss: The loss, a tensor of shape () with its graph on the parameters. For sharded parameters, a closure
+                that returns the loss and does not call backward.
 
         Raises:
-            InputError: If the loss is not such a tensor.
+            InputError: If the loss is not such a tensor or closure.
             RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
         """
         if not self.sharded:
@@ -296,15 +297,16 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         with noting_operands(self):
             return self.evaluated(corrected_closure, accumulates=True)
 
-    def _update(self, given: Tensor) -> None:
+    def _update(self, given: Any) -> None:
+        parameters, error = self.parameters(), None
         with self._draws_repeated_after_errors():
             if self.sharded:
-                own, error = self._on_shards(given, self.parameters(), gradients=False)[1], None
+                own = self._on_shards(given, parameters, gradients=False)[1]
             else:
-                found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
+                found, error = self._ranks.attempt(self._estimated, given, parameters, False)
                 own = {} if found is None else {id(p): h for p, h in found[0]}
-            if self._ranks.size > 1 and not self.sharded:
-                codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
+            if self._ranks.size > 1:
+                codes = self._ranks.exchange(self.caller, error, self._codes(own), parameters[0].device)
                 own = self._combined(own, codes)
         self._state_before = None
         self._require_finite(own.values())

@@ -12,8 +12,8 @@ from torch import Tensor
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.pending_curvature import Estimates
-from hodiff.optim.sharded_closures import shard_like
 from hodiff.optim.recorded_losses import gradient_of
+from hodiff.optim.sharded_closures import shard_like
 from hodiff.optim.training_optimizer import Group, together
 from hodiff.torch_internals import many_tensors as many
 
@@ -32,6 +32,9 @@ class DiagonalOptimizer(CurvatureOptimizer):
         """Update several parameters of one dtype in place."""
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        if self.sharded:
+            # Gradients and products of shards are sums over the ranks already.
+            return estimates
         found = {id(p): estimates[id(p)].clone() for p in self.parameters() if id(p) in estimates}
         self._ranks.mean_(list(found.values()))
         return found

@@ -50,8 +50,7 @@ class JointCurvature(StochasticOptimizer):
                 f"{self.caller}: step: expected curvature of the same parameters from all ranks, got different "
                 "parameters; use every parameter in the loss of every rank, for instance times zero."
             )
-        # Gradients and products of shards are sums over the ranks already.
-        return estimates if self.sharded else self._summed(estimates)
+        return self._summed(estimates)
 
     def _begin_draws(self) -> None:
         """Note the state of the generator before the first draws for a step."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hodiff.distributed.layouts import Layout
+from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
 from hodiff.optim.replicas import Replicas
@@ -45,6 +47,15 @@ class JointOptimizer(Optimizer):
             return
         _, error = self._ranks.attempt(require)
         self._ranks.exchange(self.caller, error, [], self.parameters()[0].device)
+
+    def total(self, parameters: Sequence[Tensor], numbers: Sequence[float]) -> float:
+        """Add up a number of each parameter, and of all its shards."""
+        if not self.sharded:
+            return sum(numbers)
+        layouts = list(map(Layout.of, parameters))
+        own = sum(number / layout.copies for number, layout in zip(numbers, layouts, strict=True))
+        mesh = layouts[0].mesh
+        return float(reduce_over(mesh, torch.tensor([own], dtype=torch.float64, device=mesh.device_type)))
 
     def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
         """Exchange errors, losses and marks of parameters and gradients with the other ranks.

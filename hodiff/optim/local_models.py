@@ -66,9 +66,7 @@ class LocalModel:
     gradient: Tensor
     ranks: Ranks = ALONE
 
-    def __init__(
-        self, caller: str, parameters: Sequence[Tensor], returned: Any, shards: ShardedClosure | None = None
-    ):
+    def __init__(self, caller: str, parameters: Sequence[Tensor], returned: Any, shards: ShardedClosure | None = None):
         self.caller, self.parameters, self._shards = caller, list(parameters), shards
         # Leaves of the graph: the parameters, or their shards.
         self._operands = self.parameters if shards is None else shards.leaves_of(self.parameters)

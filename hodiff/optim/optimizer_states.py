@@ -25,10 +25,8 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def numbered(states: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Join states under the number of their parameter with those under the same number as text.
-
-    `torch.distributed.checkpoint` loads tensors in place, but other values under keys that it converts to text.
-    """
+    """Join states under the number of their parameter with those under the same number as text."""
+    # `torch.distributed.checkpoint` loads tensors in place, but other values under keys that it converts to text.
     joined: dict[Any, Any] = {}
     for key, state in states.items():
         number = int(key) if isinstance(key, str) and key.isdecimal() else key

@@ -37,9 +37,7 @@ class ShardedCurvature(JointCurvature):
         shards = self._closure_on_shards
         return list(parameters) if shards is None else shards.leaves_of(parameters)
 
-    def _on_shards(
-        self, closure: Closure, due: Sequence[Tensor], *, gradients: bool
-    ) -> tuple[Tensor, dict[int, Any]]:
+    def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
         """Evaluate a closure; return this rank's loss, and the joint estimates of parameters that are due.
 
         Args:
@@ -80,9 +78,7 @@ class ShardedCurvature(JointCurvature):
             for parameter in self.parameters():
                 parameter.grad = None
             put_gradients([p for p, _ in found], [shards.like(p, g) for p, g in found])
-        joined = {
-            id(p): shards.like(p, h) if isinstance(h, Tensor) else h for p, h in estimates
-        }
+        joined = {id(p): shards.like(p, h) if isinstance(h, Tensor) else h for p, h in estimates}
         return detached(loss), joined
 
     def _require_closure(self) -> InputError:

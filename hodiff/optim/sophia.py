@@ -14,6 +14,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.diagonal_curvature import DiagonalOptimizer, HutchinsonOptimizer
+from hodiff.optim.local_models import Closure
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.recorded_losses import drawn_from_logits, drawn_from_loss
 from hodiff.optim.settings import settings_in
@@ -193,13 +194,14 @@ class SophiaG(_Sophia):
     ):
         super().__init__(params, settings_in(locals()), generator, process_group)
 
-    def update_curvature(self, logits: Tensor) -> None:
+    def update_curvature(self, logits: Tensor | Closure) -> None:
         """Estimate the curvature of the mean cross-entropy of logits now, whether due or not.
 
         The graph of the logits stays, so that `loss.backward()` can follow; gradients do not change.
 
         Args:
-            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters.
+            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters. For
+                sharded parameters, a closure that returns a cross-entropy and does not call backward.
 
         Raises:
             InputError: If the logits are not such a tensor.
@@ -235,6 +237,8 @@ class SophiaG(_Sophia):
         return [(p, (factor * g.square()).to(g.dtype)) for p, g in reached], []
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        if self.sharded:
+            return super()._summed(estimates)
         sums = {id(p): estimates[id(p)].gradients.clone() for p in self.parameters() if id(p) in estimates}
         self._ranks.sum_(list(sums.values()))
         return {key: each.square() / self._ranks.size for key, each in sums.items()}

@@ -237,7 +237,11 @@ class StochasticOptimizer(JointOptimizer):
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:
-        if is_sharded(parameter) and self.sharded_by_group is not None and self.sharded_by_group != (self._ranks.size > 1):
+        if (
+            is_sharded(parameter)
+            and self.sharded_by_group is not None
+            and self.sharded_by_group != (self._ranks.size > 1)
+        ):
             remedy = (
                 "pass process_group=torch.distributed.group.WORLD"
                 if self.sharded_by_group

@@ -11,23 +11,24 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from optim.ranks import CASES as ALL
 from optim.ranks import GENTLE, labels_by_probabilities
 from optim.table import TABLE, Case, cross_entropy
 
 import hodiff
-import hodiff.optim as ho
 
 STEPS = 4
-CURVATURE = ("SophiaH", "SophiaG", "AdaHessian")
+KFACS = ("KFAC", "EKFAC", "KFAC, exact", "KFAC, empirical", "EKFAC, clipped")
+CURVATURE = ("SophiaH", "SophiaG", "AdaHessian", *KFACS)
 GRADIENTS_ONLY = ("Shampoo", "Shampoo, the paper's", "SOAP")
 SYSTEMS = tuple(name for name in TABLE if name.startswith(("NewtonCG", "Layerwise", "HessianFree")))
-CASES = {name: TABLE[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
+CASES = {name: {**TABLE, **ALL}[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
 # SOAP divides coordinates without gradients by their rounding errors.
 CALM = {**GENTLE, "SOAP": {"eps": 1e-3}}
 
@@ -119,9 +120,9 @@ def steps_are_those_of_one_process() -> None:
                 alike = [v for v in state.values() if isinstance(v, torch.Tensor) and v.shape == parameter.shape]
                 if name not in GRADIENTS_ONLY:
                     assert all(isinstance(v, DTensor) and v.placements == parameter.placements for v in alike), name
-                holders = torch.tensor(float("moments" in state))
+                holders = torch.tensor(float("moments" in state or "A" in state))
                 dist.all_reduce(holders)
-                assert holders == float(name in GRADIENTS_ONLY)
+                assert holders == float(name in GRADIENTS_ONLY or (name in KFACS and parameter.dim() > 1)), name
 
 
 def curvature_by_hand_precedes_an_ordinary_loop() -> None:
@@ -149,23 +150,43 @@ def _seen(name: str, model: Net, inputs: torch.Tensor, labels: torch.Tensor) -> 
 
 def ranks_count_by_their_labels() -> None:
     """Ranks whose losses ignore other numbers of labels make the steps of replicas."""
-    problems = []
-    for shard in (None, in_layers):
-        problem = Problem(shard)
-        for inputs, labels in [tuple(map(part, b)) for b in problem.batches] if shard is None else problem.batches:
-            labels[: dist.get_rank() % 2] = -100
-            if not problems or problems[-1] is not problem:
-                problems.append(problem)
-                optimizer = made("SophiaG", problem, update_every=1)
-            optimizer.step(lambda m=problem.model, x=inputs, y=labels: cross_entropy(m(x), y))
-    assert_same(problems[1], problems[0])
+    for name in ("SophiaG", *KFACS):
+        problems = []
+        for shard in (None, in_layers):
+            problem = Problem(shard)
+            if shard is None:
+                problem.batches = [tuple(map(part, batch)) for batch in problem.batches]
+            for _, labels in problem.batches:
+                labels[: dist.get_rank() % 2] = -100
+            problem.train(CASES[name], made(name, problem, update_every=1))
+            problems.append(problem)
+        assert_same(problems[1], problems[0])
+
+
+def uses_outside_of_layers_are_refused() -> None:
+    for name in ("KFAC", "EKFAC"):
+        problem = Problem(in_layers)
+        optimizer, (inputs, labels) = made(name, problem), problem.batches[0]
+
+        def penalized(problem: Problem = problem, inputs: Any = inputs, labels: Any = labels) -> Any:
+            return cross_entropy(problem.model(inputs), labels) + problem.model.last.weight.square().sum()
+
+        optimizer.step(penalized)  # which adds to the gradient only
+        tied = Problem(in_layers)
+
+        def twice(tied: Problem = tied, inputs: Any = inputs, labels: Any = labels) -> Any:
+            outputs = tied.model(inputs)
+            return cross_entropy(outputs @ tied.model.last.weight, labels)
+
+        with pytest.raises(hodiff.InputError, match="only by calls of their layers"):
+            made(name, tied).step(twice)
 
 
 def saved_states_resume(folder: Path) -> None:
     """A state is saved, and loaded into an optimizer that has made a step, as another one would."""
     for name, case in CASES.items():
         problem, other = Problem(in_layers), Problem(in_layers, seed=3)
-        optimizer, resumed = made(name, problem), made(name, other, lr=123.0)
+        optimizer, resumed = made(name, problem), made(name, other, lr=0.02)
         problem.train(case, optimizer)
         other.train(case, resumed)
         path = folder / name
@@ -179,10 +200,38 @@ def saved_states_resume(folder: Path) -> None:
         assert_same(other, problem, 1e-12)
 
 
+def states_resume_on_other_ranks(folder: Path) -> None:
+    """A state of all ranks is loaded on the first two."""
+    if dist.get_world_size() == 2:
+        return
+    mesh, group = DeviceMesh("cpu", [0, 1]), dist.new_group([0, 1])
+    for name in ("SophiaH", "AdaHessian", "SOAP", "Shampoo", "KFAC", "EKFAC", "HessianFree"):
+        case, problem, path = CASES[name], Problem(in_layers), folder / f"{name} of all"
+        optimizer = made(name, problem)
+        problem.train(case, optimizer)
+        dcp.save({"model": problem.model.state_dict(), "optimizer": optimizer}, checkpoint_id=path)
+        problem.train(case, optimizer)
+        if dist.get_rank() < 2:
+            other = Problem(lambda model: fully_shard(model, mesh=mesh), seed=3)
+            whole_batches = Problem().batches
+            other.batches = [tuple(each.chunk(2)[dist.get_rank()] for each in batch) for batch in whole_batches]
+            resumed = made(name, other, group, lr=0.02)
+            other.train(case, resumed)
+            model = other.model.state_dict()
+            dcp.load({"model": model, "optimizer": resumed}, checkpoint_id=path, process_group=group)
+            other.model.load_state_dict(model)
+            other.train(case, resumed)
+            found = other.numbers()
+        expected = problem.numbers()
+        if dist.get_rank() < 2:
+            assert float((found - expected).abs().max()) < 1e-9, name
+        dist.barrier()
+
+
 def what_cannot_be_done_is_refused() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     free = nn.Parameter(torch.ones(4))
-    for name in CURVATURE:
+    for name in CURVATURE[:4]:
         problem = Problem(in_layers)
         (inputs, labels), parameters = problem.batches[0], list(problem.model.parameters())
         with pytest.raises(hodiff.InputError, match=r"pass process_group=torch\.distributed\.group\.WORLD"):
@@ -215,7 +264,9 @@ def main(folder: Path) -> None:
     steps_are_those_of_one_process()
     curvature_by_hand_precedes_an_ordinary_loop()
     ranks_count_by_their_labels()
+    uses_outside_of_layers_are_refused()
     saved_states_resume(folder)
+    states_resume_on_other_ranks(folder)
     what_cannot_be_done_is_refused()
     sys.stdout.write("all agree")
 

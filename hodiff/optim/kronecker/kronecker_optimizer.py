@@ -22,18 +22,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.finite_numbers import require_norms
-from hodiff.optim.kronecker.owned_steps import OwnedSteps
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
+from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.process_groups import attempted
 from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.process_groups import is_sharded
 
+# Entry of a sharded parameter's state on the ranks that do not own it: the owner's rank.
+_ON_RANK = "on_rank"
 # From this number of elements on, the call takes little of the time, and joint temporaries need much memory. Other
 # devices than the CPU take longer to start an operator, and less time for its arithmetic.
 _LARGE_ON_CPU, _LARGE_ELSEWHERE = 2**16, 2**20
@@ -175,7 +176,7 @@ class KroneckerOptimizer(StochasticOptimizer):
     def _move_shards(self, given: Sequence[tuple[Group, Tensor, Tensor]]) -> None:
         """Move sharded parameters; the owner of each computes its step from the whole gradient."""
         steps = self._owned_steps()
-        wholes = [steps.gathered(p, g) for _, p, g in given]
+        wholes = [steps.gathered(p, g, p) for _, p, g in given]
         own = [(group, p, g) for (group, p, _), g in zip(given, wholes, strict=True) if g is not None]
 
         def computed() -> dict[int, Tensor | None]:
@@ -188,13 +189,11 @@ class KroneckerOptimizer(StochasticOptimizer):
         found = found or {}
         moving = steps.exchange(error, [float(found.get(id(p)) is not None) for _, p, _ in given])
         for (group, p, _), moves in zip(given, moving, strict=True):
-            if not steps.owns(p):
-                steps.mark(p, self.state[p])
+            if not steps.owns(p) and self.state[p].get(_ON_RANK) != steps.owner(p):
+                self.state[p] = {_ON_RANK: steps.owner(p)}
             if moves:
-                shard = steps.scattered(p, None if found.get(id(p)) is None else found[id(p)][0])
-                local = local_part(p)
-                self._decay(group, [local])
-                local.sub_(shard)
+                self._decay(group, [p])
+                p.sub_(steps.scattered(p, found.get(id(p)), p.dtype))
 
     def _owned_steps(self) -> OwnedSteps:
         sharded = [(g, p) for g in self.param_groups for p in g["params"] if is_sharded(p) and p.numel()]
@@ -205,7 +204,9 @@ class KroneckerOptimizer(StochasticOptimizer):
                 for (_, p), own in zip(sharded, sizes, strict=True)
             ]
             states = [self.state.get(p, {}) for _, p in sharded]
-            self._owned = OwnedSteps(self.caller, [p for _, p in sharded], costs, states)
+            elsewhere = [_ON_RANK in state for state in states]
+            held = [bool(state) and not away for state, away in zip(states, elsewhere, strict=True)]
+            self._owned = OwnedSteps(self.caller, [p for _, p in sharded], costs, held, elsewhere)
         return self._owned
 
     def _alike(self, group: Group, pairs: Sequence[Pair]) -> Iterable[list[Pair]]:

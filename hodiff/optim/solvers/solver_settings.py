@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
-from hodiff.distributed.layouts import Layout, local_part
-from hodiff.distributed.vectors import reduce_over
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.local_models import (
@@ -111,15 +110,6 @@ class SolverOptimizer(StochasticOptimizer):
         if self.sharded:
             closure = ShardedClosure(self.caller, closure, self.parameters(), self._ranks).returned
         return value_of(self.caller, closure())
-
-    def total(self, parameters: Sequence[Tensor], numbers: Sequence[float]) -> float:
-        """Add up a number of each parameter, and of all its shards."""
-        if not self.sharded:
-            return sum(numbers)
-        layouts = list(map(Layout.of, parameters))
-        own = sum(number / layout.copies for number, layout in zip(numbers, layouts, strict=True))
-        mesh = layouts[0].mesh
-        return float(reduce_over(mesh, torch.tensor([own], dtype=torch.float64, device=mesh.device_type)))
 
     def joined(self, models: Sequence[LocalModel] | None, error: Exception | None) -> Sequence[LocalModel]:
         """Make the models of this rank those of the mean loss of all ranks.
@@ -216,8 +206,10 @@ class NearbyValues:
     def __call__(self, steps: Sequence[Tensor]) -> float:
         """Evaluate the function after a step, times the learning rates."""
         self.count += 1
+        value: float | None = None
+        error: Exception | None = None
         if self._optimizer.sharded:
-            value, error = self._own_value(steps), None
+            value = self._own_value(steps)
         else:
             value, error = self._ranks.attempt(self._own_value, steps)
         if self._ranks.size > 1:

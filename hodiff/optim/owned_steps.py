@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hodiff.distributed.layouts import Layout
-from hodiff.distributed.linear_maps import as_local, gather, scatter
+from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.optim.process_groups import least_loaded
-
-# Entry of a parameter's state on the ranks that do not own it: the owner's rank.
-ON_RANK = "on_rank"
 
 
 class OwnedSteps:
@@ -26,7 +23,8 @@ class OwnedSteps:
         caller: Name of the optimizer.
         parameters: All sharded parameters, in an order that is equal on all ranks.
         costs: Relative work of the step of each parameter.
-        states: State of each parameter on this rank.
+        held: Whether the state of each parameter is on this rank.
+        elsewhere: Whether it should be on another rank.
 
     Raises:
         InputError: If parameters lie on different ranks, or the state of a parameter is on no rank.
@@ -37,7 +35,8 @@ class OwnedSteps:
         caller: str,
         parameters: Sequence[Tensor],
         costs: Sequence[float],
-        states: Sequence[Mapping[str, Any]],
+        held: Sequence[bool],
+        elsewhere: Sequence[bool],
     ):
         self._caller, self._layouts = caller, {id(p): Layout.of(p) for p in parameters}
         self._mesh = self._layouts[id(parameters[0])].mesh
@@ -48,16 +47,13 @@ class OwnedSteps:
                 f"{next(each for each in ranks if each != ranks[0])}; create an optimizer for each mesh."
             )
         self._rank, self._number = ranks[0].index(dist.get_rank()), len(ranks[0])
-        self._owners = dict(zip(self._layouts, self._assigned(costs, states), strict=True))
+        self._owners = dict(zip(self._layouts, self._assigned(costs, held, elsewhere), strict=True))
 
-    def _assigned(self, costs: Sequence[float], states: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _assigned(self, costs: Sequence[float], held: Sequence[bool], elsewhere: Sequence[bool]) -> list[int]:
         """Leave parameters with the rank that has their state, and divide the others among the ranks."""
-        known = torch.zeros(3, len(states), dtype=torch.float64, device=self._mesh.device_type)
-        for i, state in enumerate(states):
-            has = bool(state) and ON_RANK not in state
-            known[:, i] = torch.tensor([float(has), has * float(self._rank), float(ON_RANK in state)])
-        count, owner, elsewhere = reduce_over(self._mesh, known).tolist()
-        if any(e and not c for c, e in zip(count, elsewhere, strict=True)):
+        known = torch.tensor([held, [has * self._rank for has in held], elsewhere], dtype=torch.float64)
+        count, owner, missed = reduce_over(self._mesh, known.to(self._mesh.device_type)).tolist()
+        if any(e and not c for c, e in zip(count, missed, strict=True)):
             raise InputError(
                 f"{self._caller}: load_state_dict: expected the states of all sharded parameters, each on the rank "
                 "that owns it, got a parameter whose state is on no rank; save and load the optimizer by "
@@ -74,24 +70,22 @@ class OwnedSteps:
         """Whether these are the parameters whose owners are known."""
         return list(map(id, parameters)) == list(self._owners)
 
-    def mark(self, parameter: Tensor, state: dict[str, Any]) -> None:
-        """Note in a parameter's state on another rank where it is."""
-        if state.get(ON_RANK) != self._owners[id(parameter)]:
-            state.clear()
-            state[ON_RANK] = self._owners[id(parameter)]
+    def owner(self, parameter: Tensor) -> int:
+        """Return the owner's rank in the mesh."""
+        return self._owners[id(parameter)]
 
-    def gathered(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
-        """Collect a gradient, and return it on the parameter's owner; all ranks take part."""
+    def gathered(self, parameter: Tensor, gradient: Tensor, owner: Tensor) -> Tensor | None:
+        """Collect the gradient of a parameter for the owner of another one; all ranks take part."""
         layout = self._layouts[id(parameter)]
         whole = gather(as_local(gradient, layout), layout)
-        return whole if self.owns(parameter) else None
+        return whole if self.owns(owner) else None
 
-    def scattered(self, parameter: Tensor, whole: Tensor | None) -> Tensor:
-        """Return this rank's shard of a tensor that the parameter's owner has; None on the other ranks."""
+    def scattered(self, parameter: Tensor, whole: Tensor | None, dtype: torch.dtype) -> Any:
+        """Shard a tensor, which one rank has, like a parameter; the other ranks pass None."""
         layout = self._layouts[id(parameter)]
         if whole is None:
-            whole = torch.zeros(layout.shape, dtype=parameter.dtype, device=parameter.device)
-        return scatter(whole, layout)
+            whole = torch.zeros(layout.shape, dtype=dtype, device=parameter.device)
+        return as_dtensor(scatter(whole.reshape(layout.shape), layout), layout)
 
     def exchange(self, error: Exception | None, numbers: Sequence[float]) -> list[float]:
         """Add up numbers over the ranks; raise if a rank has an error."""
