@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hodiff.distributed.layouts import Layout
 from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
+from hodiff.distributed.owners import least_loaded
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
-from hodiff.optim.process_groups import least_loaded
 
 
 class OwnedSteps:

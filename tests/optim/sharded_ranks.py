@@ -246,6 +246,10 @@ def what_cannot_be_done_is_refused() -> None:
         with pytest.raises(hodiff.InputError, match=r"expected step\(closure\) for sharded parameters"):
             optimizer.update_curvature(loss)
         optimizer.zero_grad()
+        other = made(name, problem, generator=torch.Generator().manual_seed(dist.get_rank()))
+        for use in (other.step, other.update_curvature):
+            with pytest.raises(hodiff.InputError, match="expected generators in the same state on all ranks"):
+                use(problem.closure(CASES[name], (inputs, labels)))
 
         def goes_back(problem: Problem = problem, inputs: Any = inputs, labels: Any = labels) -> Any:
             found = cross_entropy(problem.model(inputs), labels)

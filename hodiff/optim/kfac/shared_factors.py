@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from hodiff.distributed.owners import least_loaded
 from hodiff.optim.kfac.seen_layers import Sums
-from hodiff.optim.process_groups import Ranks, least_loaded
+from hodiff.optim.process_groups import Ranks
 
 
 def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks, *, joint: bool = False) -> list[Sums]:
