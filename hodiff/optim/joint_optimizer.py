@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hodiff.distributed.layouts import Layout
+from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
@@ -37,8 +37,9 @@ class JointOptimizer(Optimizer):
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are DTensors over several ranks."""
-        return any(is_sharded(p) for group in self.param_groups for p in group["params"][:1])
+        """Whether parameters are DTensors over several ranks, or over a process group of one."""
+        first = [p for group in self.param_groups[:1] for p in group["params"][:1]]
+        return any(is_sharded(p) or (self._ranks.group is not None and is_distributed(p)) for p in first)
 
     def agree(self, require: Callable[[], None]) -> None:
         """Run a check of this rank's numbers; raise on all ranks if it raises on one, where ranks' numbers differ."""

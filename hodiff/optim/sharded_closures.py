@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import Layout
+from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.linear_maps import as_dtensor
 from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.regathering import saving_shards
@@ -39,19 +39,23 @@ class ShardedClosure:
     """
 
     def __init__(self, caller: str, closure: Callable[[], Any], parameters: Sequence[Tensor], ranks: Ranks):
-        self._caller, self._closure, self._parameters = caller, closure, list(parameters)
-        point = ShardedPoint.of(caller, self._parameters, lambda: modules_in(closure))
+        self._caller, self._closure = caller, closure
+        modules, own = modules_in(closure), {id(p): p for p in parameters}
+        trained = {id(p): p for m in modules for p in m.parameters() if p.requires_grad and is_distributed(p)}
+        # Parameters of other optimizers follow those of this one.
+        self._count, self._parameters = len(own), list({**own, **trained}.values())
+        point = ShardedPoint.of(caller, self._parameters, lambda: modules)
         if point is None or point.modules is None or point.modules.mesh is None:
             raise InputError(
                 f"{caller}: closure: expected a closure that calls modules under fully_shard, because the parameters "
                 "are DTensors, got one that calls none; close over the model, and apply fully_shard to it."
             )
         self._point, mesh = point, point.modules.mesh
-        on_mesh, own = sorted(mesh.mesh.flatten().tolist()), sorted(dist.get_process_group_ranks(ranks.group))
-        if any(each is not None and each.mesh != mesh for each in point.layouts) or on_mesh != own:
+        on_mesh, in_group = sorted(mesh.mesh.flatten().tolist()), sorted(dist.get_process_group_ranks(ranks.group))
+        if any(each is not None and each.mesh != mesh for each in point.layouts) or on_mesh != in_group:
             raise InputError(
                 f"{caller}: process_group: expected the ranks of the device mesh of fully_shard, {on_mesh}, and all "
-                f"parameters on that mesh alone, got ranks {own}; pass the group of that mesh, and use no tensor "
+                f"parameters on that mesh alone, got ranks {in_group}; pass the group of that mesh, and use no tensor "
                 "parallelism."
             )
         self._leaves = [
@@ -95,9 +99,17 @@ class ShardedClosure:
         return [self._leaves[self._places[id(p)]] for p in parameters]
 
     def reached(self, *outputs: Tensor) -> list[Tensor]:
-        """Return the parameters on which tensors depend."""
+        """Return the optimizer's parameters on which tensors depend."""
         found = {id(leaf) for each in outputs for leaf in inspect_graph(each).leaves}
-        return [p for p, leaf in zip(self._parameters, self._leaves, strict=True) if id(leaf) in found]
+        own = zip(self._parameters[: self._count], self._leaves, strict=False)
+        return [p for p, leaf in own if id(leaf) in found]
+
+    def others(self, output: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the other parameters on which a tensor depends, each with its leaf of the graph."""
+        parameter_of = {id(leaf): p for p, leaf in zip(self._parameters, self._leaves, strict=True)}
+        own = set(map(id, self._leaves[: self._count]))
+        leaves = [leaf for leaf in inspect_graph(output).leaves if id(leaf) not in own]
+        return [(parameter_of.get(id(leaf), leaf), leaf) for leaf in leaves]
 
     def inner_product(self, parameters: Sequence[Tensor]) -> InnerProductOfShards:
         """Return the inner product of vectors with a part for each parameter."""
@@ -106,7 +118,12 @@ class ShardedClosure:
         return InnerProductOfShards(self._point.modules.mesh, list(map(Layout.of, parameters)), sizes)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
-        """Return a local tensor as a DTensor that is sharded like a parameter."""
+        """Return a local tensor as a DTensor that is sharded like a parameter.
+
+        A gradient of the joint loss in an ordinary tensor becomes that of this rank's loss, as `fully_shard` has it.
+        """
+        if id(parameter) not in self._places:
+            return local / self.weight
         layout = self._point.layouts[self._places[id(parameter)]]
         assert layout is not None
         with torch.no_grad():

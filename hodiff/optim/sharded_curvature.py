@@ -14,7 +14,7 @@ from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_curvature import JointCurvature
-from hodiff.optim.local_models import Closure, detached, put_gradients, require_loss
+from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.sharded_closures import ShardedClosure
 from hodiff.recompute.lost_slopes import noting_operands
@@ -54,19 +54,21 @@ class ShardedCurvature(JointCurvature):
         def record() -> tuple[Tensor, Estimates, Estimates]:
             with torch.enable_grad():
                 # Estimates from first derivatives find the loss by the name of torch's operator.
-                second_order = self.second_order
-                with Corrections(lean=True) if second_order else nullcontext(), noting_operands(self):
+                corrections = Corrections(lean=True) if self.second_order else nullcontext()
+                with corrections, noting_operands(self):
                     loss = shards.returned()
                 require_loss(self.caller, loss)
                 joint = shards.joint(loss)
             require_finite(self.caller, "losses", [joint.detach()])
             reached = shards.reached(joint)
             wanted = [p for p in reached if id(p) in own]
-            whole = self.second_order and len(wanted) == len(reached)
+            others = shards.others(joint) if gradients else []
+            whole = self.second_order and len(wanted) == len(reached) and not others
             estimates, found = self._estimated(joint, wanted, whole) if wanted else ([], [])
             if gradients and not whole:
-                leaves = shards.leaves_of(reached)
-                found = list(zip(reached, torch.autograd.grad(joint, leaves), strict=True))
+                leaves = [*shards.leaves_of(reached), *(leaf for _, leaf in others)]
+                trained = [*reached, *(p for p, _ in others)]
+                found = list(zip(trained, torch.autograd.grad(joint, leaves), strict=True))
             return loss, estimates, found
 
         self._closure_on_shards = shards
@@ -77,7 +79,8 @@ class ShardedCurvature(JointCurvature):
         if gradients:
             for parameter in self.parameters():
                 parameter.grad = None
-            put_gradients([p for p, _ in found], [shards.like(p, g) for p, g in found])
+            # A backward pass runs all hooks, and adds to the gradients of other parameters.
+            torch.autograd.backward([p for p, _ in found], [shards.like(p, g) for p, g in found])
         joined = {id(p): shards.like(p, h) if isinstance(h, Tensor) else h for p, h in estimates}
         return detached(loss), joined
 

@@ -29,6 +29,14 @@ _LARGE = 2**16
 Pair = tuple[Tensor, Tensor]
 
 
+# Remedies for parameters that are sharded, by what the optimizer supports.
+_REMEDIES = {
+    True: "pass process_group=torch.distributed.group.WORLD",
+    False: "omit process_group, or use DistributedDataParallel",
+    None: "use NewtonCG or HessianFree, which support them, or DistributedDataParallel",
+}
+
+
 def is_plain(parameter: Tensor) -> bool:
     """Whether multi-tensor operators may join a parameter with others."""
     return type(parameter) in {Tensor, nn.Parameter}
@@ -66,7 +74,8 @@ class StochasticOptimizer(JointOptimizer):
     whole_state: ClassVar[frozenset[str]] = frozenset()
     # Whether states have at least 32 bits.
     precise_state: ClassVar[bool] = False
-    # Whether parameters that are DTensors over several ranks need a process group, or exclude one; None for either.
+    # Whether parameters that are DTensors over several ranks need a process group, or exclude one; None if they are not
+    # supported.
     sharded_by_group: ClassVar[bool | None] = False
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
@@ -237,16 +246,8 @@ class StochasticOptimizer(JointOptimizer):
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:
-        if (
-            is_sharded(parameter)
-            and self.sharded_by_group is not None
-            and self.sharded_by_group != (self._ranks.size > 1)
-        ):
-            remedy = (
-                "pass process_group=torch.distributed.group.WORLD"
-                if self.sharded_by_group
-                else "omit process_group, or use DistributedDataParallel"
-            )
+        if is_sharded(parameter) and self.sharded_by_group != (self._ranks.group is not None):
+            remedy = _REMEDIES[self.sharded_by_group]
             raise InputError(
                 f"{self.caller}: params: expected parameters that each rank holds whole, got a DTensor over "
                 f"{parameter.device_mesh.size()} ranks; {remedy}."  # type: ignore[attr-defined]

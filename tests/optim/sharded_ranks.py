@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,11 +22,13 @@ from optim.ranks import GENTLE, labels_by_probabilities
 from optim.table import TABLE, Case, cross_entropy
 
 import hodiff
+import hodiff.optim as ho
 
 STEPS = 4
 KFACS = ("KFAC", "EKFAC", "KFAC, exact", "KFAC, empirical", "EKFAC, clipped")
 CURVATURE = ("SophiaH", "SophiaG", "AdaHessian", *KFACS)
-GRADIENTS_ONLY = ("Shampoo", "Shampoo, the paper's", "SOAP")
+OWNED = ("Shampoo", "Shampoo, the paper's", "SOAP")
+GRADIENTS_ONLY = (*OWNED, "SAM", "ASAM")
 SYSTEMS = tuple(name for name in TABLE if name.startswith(("NewtonCG", "Layerwise", "HessianFree")))
 CASES = {name: {**TABLE, **ALL}[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
 # SOAP divides coordinates without gradients by their rounding errors.
@@ -103,7 +105,7 @@ def assert_same(found: Problem, expected: Problem, tolerance: float = 1e-10) -> 
 
 
 def steps_are_those_of_one_process() -> None:
-    shards = [in_layers] if dist.get_world_size() == 2 else [in_layers, with_replicas]
+    shards = [in_layers] if dist.get_world_size() <= 2 else [in_layers, with_replicas]
     for name, case in CASES.items():
         one = Problem()
         losses = one.train(case, made(name, one, "local"))
@@ -122,7 +124,37 @@ def steps_are_those_of_one_process() -> None:
                     assert all(isinstance(v, DTensor) and v.placements == parameter.placements for v in alike), name
                 holders = torch.tensor(float("moments" in state or "A" in state))
                 dist.all_reduce(holders)
-                assert holders == float(name in GRADIENTS_ONLY or (name in KFACS and parameter.dim() > 1)), name
+                owned = name in OWNED
+                assert holders == float(owned or (name in KFACS and parameter.dim() > 1)), name
+
+
+def other_dtensors_make_the_steps_of_whole_tensors() -> None:
+    """Shampoo and SOAP on a program of all ranks, with parameters that are sharded, replicated or ordinary tensors."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    starts = [torch.randn(5, 4, generator=generator).double(), torch.randn(4, 3, generator=generator).double()]
+    for name in OWNED:
+        found = []
+        for places in (None, (Shard(1), Shard(0)), (Shard(0), Replicate()), (Replicate(), None)):
+            place = (None, None) if places is None else places
+            leaves = [
+                nn.Parameter(each.clone() if at is None else distribute_tensor(each.clone(), mesh, [at]))
+                for each, at in zip(starts, place, strict=True)
+            ]
+            optimizer = CASES[name](leaves, **CALM.get(name, {}))
+            data = inputs if places is None else distribute_tensor(inputs, mesh, [Replicate()])
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                first, last = leaves
+                if places is not None and place[1] is None:
+                    (data @ first).full_tensor().tanh().matmul(last).square().sum().backward()
+                else:
+                    ((data @ first).tanh() @ last).square().sum().backward()
+                optimizer.step()
+            found.append([whole(each.detach()) for each in leaves])
+        for each in found[1:]:
+            torch.testing.assert_close(each, found[0], rtol=1e-9, atol=1e-9)
 
 
 def curvature_by_hand_precedes_an_ordinary_loop() -> None:
@@ -159,6 +191,24 @@ def ranks_count_by_their_labels() -> None:
             for _, labels in problem.batches:
                 labels[: dist.get_rank() % 2] = -100
             problem.train(CASES[name], made(name, problem, update_every=1))
+            problems.append(problem)
+        assert_same(problems[1], problems[0])
+
+
+def parameters_of_other_optimizers_get_their_gradients() -> None:
+    """A closure's step sets the gradients of the optimizer, and adds to those of other parameters."""
+    for name in ("SophiaH", "SophiaG"):
+        problems = []
+        for shard in (None, in_layers):
+            problem = Problem(shard)
+            group = {"process_group": "local" if shard is None else dist.group.WORLD}
+            last = CASES[name](problem.model.last.parameters(), **{**CALM[name], **group})
+            others = [*problem.model.first.parameters(), *problem.model.second.parameters()]
+            first = torch.optim.SGD(others, lr=0.05)
+            for batch in problem.batches:
+                last.step(problem.closure(CASES[name], batch))
+                first.step()
+                first.zero_grad()
             problems.append(problem)
         assert_same(problems[1], problems[0])
 
@@ -202,8 +252,6 @@ def saved_states_resume(folder: Path) -> None:
 
 def states_resume_on_other_ranks(folder: Path) -> None:
     """A state of all ranks is loaded on the first two."""
-    if dist.get_world_size() == 2:
-        return
     mesh, group = DeviceMesh("cpu", [0, 1]), dist.new_group([0, 1])
     for name in ("SophiaH", "AdaHessian", "SOAP", "Shampoo", "KFAC", "EKFAC", "HessianFree"):
         case, problem, path = CASES[name], Problem(in_layers), folder / f"{name} of all"
@@ -236,6 +284,8 @@ def what_cannot_be_done_is_refused() -> None:
         (inputs, labels), parameters = problem.batches[0], list(problem.model.parameters())
         with pytest.raises(hodiff.InputError, match=r"pass process_group=torch\.distributed\.group\.WORLD"):
             CASES[name](parameters)
+        with pytest.raises(hodiff.InputError, match="use NewtonCG or HessianFree"):
+            ho.LBFGS(parameters)
         with pytest.raises(hodiff.InputError, match="expected sharded parameters only, or none, got both"):
             CASES[name]([*parameters, free], process_group=dist.group.WORLD)
         optimizer = made(name, problem)
@@ -266,12 +316,18 @@ def what_cannot_be_done_is_refused() -> None:
 def main(folder: Path) -> None:
     torch.multinomial = labels_by_probabilities
     steps_are_those_of_one_process()
-    curvature_by_hand_precedes_an_ordinary_loop()
-    ranks_count_by_their_labels()
-    uses_outside_of_layers_are_refused()
-    saved_states_resume(folder)
-    states_resume_on_other_ranks(folder)
-    what_cannot_be_done_is_refused()
+    other_dtensors_make_the_steps_of_whole_tensors()
+    if dist.get_world_size() == 1:
+        curvature_by_hand_precedes_an_ordinary_loop()
+    elif dist.get_world_size() > 2:
+        states_resume_on_other_ranks(folder)
+    else:
+        curvature_by_hand_precedes_an_ordinary_loop()
+        ranks_count_by_their_labels()
+        parameters_of_other_optimizers_get_their_gradients()
+        uses_outside_of_layers_are_refused()
+        saved_states_resume(folder)
+        what_cannot_be_done_is_refused()
     sys.stdout.write("all agree")
 
 

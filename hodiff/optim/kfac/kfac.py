@@ -66,9 +66,9 @@ class KFAC(KroneckerFactoredOptimizer):
             "local" if each rank has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group; later, if a parameter in the graph of a loss belongs to no supported layer, or
-            is used elsewhere.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group; later, if a parameter in the graph of a loss belongs to no supported
+            layer, or is used elsewhere.
 
     Example:
         >>> import torch, hodiff

@@ -20,6 +20,7 @@ from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
+from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.pending_curvature import Estimates
@@ -90,6 +91,13 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
         self._listened = {id(p) for p in [*self._due(), *by_hand]}
         wait_for_layers(self, bool(self._listened))
+
+    def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
+        wait_for_layers(self, True)
+        try:
+            return super()._on_shards(closure, due, gradients=gradients)
+        finally:
+            wait_for_layers(self, bool(self._listened))
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         found = find_any(self.caller, loss)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hodiff.distributed.layouts import is_distributed
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.finite_numbers import require_norms
@@ -31,7 +32,6 @@ from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.process_groups import attempted
 from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain
 from hodiff.torch_internals import many_tensors as many
-from hodiff.torch_internals.process_groups import is_sharded
 
 # Entry of a sharded parameter's state on the ranks that do not own it: the owner's rank.
 _ON_RANK = "on_rank"
@@ -163,8 +163,8 @@ class KroneckerOptimizer(StochasticOptimizer):
         self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure, accumulates=True)
         found = [(group, [pair for pair in self.gradients(group) if pair[0].numel()]) for group in self.param_groups]
-        sharded = [(group, p, g) for group, pairs in found for p, g in pairs if is_sharded(p)]
-        found = [(group, [pair for pair in pairs if not is_sharded(pair[0])]) for group, pairs in found]
+        sharded = [(group, p, g) for group, pairs in found for p, g in pairs if is_distributed(p)]
+        found = [(group, [pair for pair in pairs if not is_distributed(pair[0])]) for group, pairs in found]
         if sharded:
             self._move_shards(sharded)
         require_norms(self.caller, [(precise(g), self._least(group)) for group, pairs in found for _, g in pairs])
@@ -196,7 +196,7 @@ class KroneckerOptimizer(StochasticOptimizer):
                 p.sub_(steps.scattered(p, found.get(id(p)), p.dtype))
 
     def _owned_steps(self) -> OwnedSteps:
-        sharded = [(g, p) for g in self.param_groups for p in g["params"] if is_sharded(p) and p.numel()]
+        sharded = [(g, p) for g in self.param_groups for p in g["params"] if is_distributed(p) and p.numel()]
         if self._owned is None or not self._owned.covers([p for _, p in sharded]):
             sizes = [self._sizes(self._working_shape(p.shape, g), g) for g, p in sharded]
             costs = [

@@ -57,8 +57,8 @@ class NewtonCG(TruncatedNewtonOptimizer):
             has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -158,8 +158,8 @@ class HessianFree(SolverOptimizer):
         last: `HessianFreeStep` of the last step, or None.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff

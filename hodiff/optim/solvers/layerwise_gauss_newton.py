@@ -46,8 +46,8 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
             has a model of its own.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
