@@ -12,8 +12,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,6 +31,7 @@ KFACS = ("KFAC", "EKFAC", "KFAC, exact", "KFAC, empirical", "EKFAC, clipped")
 CURVATURE = ("SophiaH", "SophiaG", "AdaHessian", *KFACS)
 OWNED = ("Shampoo", "Shampoo, the paper's", "SOAP")
 GRADIENTS_ONLY = (*OWNED, "SAM", "ASAM")
+RESUMED = ("SophiaH", "AdaHessian", "SOAP", "Shampoo", "KFAC", "EKFAC", "HessianFree")
 SYSTEMS = tuple(name for name in TABLE if name.startswith(("NewtonCG", "Layerwise", "HessianFree")))
 CASES = {name: {**TABLE, **ALL}[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
 # SOAP divides coordinates without gradients by their rounding errors.
@@ -234,8 +237,8 @@ def uses_outside_of_layers_are_refused() -> None:
 
 def saved_states_resume(folder: Path) -> None:
     """A state is saved, and loaded into an optimizer that has made a step, as another one would."""
-    for name, case in CASES.items():
-        problem, other = Problem(in_layers), Problem(in_layers, seed=3)
+    for name in RESUMED:
+        case, problem, other = CASES[name], Problem(in_layers), Problem(in_layers, seed=3)
         optimizer, resumed = made(name, problem), made(name, other, lr=0.02)
         problem.train(case, optimizer)
         other.train(case, resumed)
@@ -253,7 +256,7 @@ def saved_states_resume(folder: Path) -> None:
 def states_resume_on_other_ranks(folder: Path) -> None:
     """A state of all ranks is loaded on the first two."""
     mesh, group = DeviceMesh("cpu", [0, 1]), dist.new_group([0, 1])
-    for name in ("SophiaH", "AdaHessian", "SOAP", "Shampoo", "KFAC", "EKFAC", "HessianFree"):
+    for name in RESUMED:
         case, problem, path = CASES[name], Problem(in_layers), folder / f"{name} of all"
         optimizer = made(name, problem)
         problem.train(case, optimizer)
@@ -313,6 +316,55 @@ def what_cannot_be_done_is_refused() -> None:
             CASES[name]([leaf], process_group=dist.group.WORLD).step(lambda leaf=leaf: leaf.square().sum())
 
 
+def settings_of_the_model_are_refused() -> None:
+    """Offloading, checkpoints, other groups and tensor parallelism are refused by name, on all ranks."""
+    alone = [dist.new_group([i]) for i in range(dist.get_world_size())][dist.get_rank()]
+
+    class Checkpointed(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    def offloaded(model: Net) -> None:
+        fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+    def refused(match: str, problem: Problem, group: Any = "world") -> None:
+        for name in ("SophiaH", "KFAC", "NewtonCG"):
+            with pytest.raises(hodiff.InputError, match=match):
+                made(name, problem, group).step(problem.closure(CASES[name], problem.batches[0]))
+
+    refused("without offload_policy", Problem(offloaded))
+    refused("expected the ranks of the device mesh of fully_shard", Problem(in_layers), alone)
+    problem = Problem()
+    problem.model = Checkpointed().double()
+    in_layers(problem.model)
+    refused("without activation checkpointing", problem)
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "parts"))
+
+    def in_parts(model: Net) -> None:
+        parallelize_module(model, mesh["parts"], {"second": ColwiseParallel(), "last": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+
+    if dist.get_world_size() > 2:
+        refused("use no tensor parallelism", Problem(in_parts))
+
+
+def gradients_of_ignored_parameters_are_those_of_the_rank() -> None:
+    found = []
+    for due in (True, False):
+        problem = Problem()
+        ignored = problem.model.last.bias
+        fully_shard(problem.model, ignored_params={ignored})
+        sharded = [p for p in problem.model.parameters() if p is not ignored]
+        inputs, labels = map(part, problem.batches[0])
+        closure = lambda problem=problem, x=inputs, y=labels: cross_entropy(problem.model(x), y)  # noqa: E731
+        if due:
+            ho.SophiaH(sharded, process_group=dist.group.WORLD).step(closure)
+        else:
+            closure().backward()
+        found.append(ignored.grad)
+    torch.testing.assert_close(*found)
+
+
 def main(folder: Path) -> None:
     torch.multinomial = labels_by_probabilities
     steps_are_those_of_one_process()
@@ -321,6 +373,7 @@ def main(folder: Path) -> None:
         curvature_by_hand_precedes_an_ordinary_loop()
     elif dist.get_world_size() > 2:
         states_resume_on_other_ranks(folder)
+        settings_of_the_model_are_refused()
     else:
         curvature_by_hand_precedes_an_ordinary_loop()
         ranks_count_by_their_labels()
@@ -328,6 +381,8 @@ def main(folder: Path) -> None:
         uses_outside_of_layers_are_refused()
         saved_states_resume(folder)
         what_cannot_be_done_is_refused()
+        settings_of_the_model_are_refused()
+        gradients_of_ignored_parameters_are_those_of_the_rank()
     sys.stdout.write("all agree")
 
 
