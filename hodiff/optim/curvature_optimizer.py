@@ -62,7 +62,8 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
                 gradients and call backward, as for torch's optimizers, but need not: `step` sets the gradients to those
-                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`.
+                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`; then sharded
+                parameters require a closure, and one that does not call backward.
 
         Returns:
             The loss, or None without a closure.

@@ -64,6 +64,7 @@ class KFAC(KroneckerFactoredOptimizer):
             `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and factors are those of all
             examples. Every rank draws labels of its own, and computes inverses of a share of the layers for all ranks.
             "local" if each rank has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
         InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,

@@ -55,6 +55,7 @@ class NewtonCG(TruncatedNewtonOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
             has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
         InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
@@ -153,6 +154,7 @@ class HessianFree(SolverOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
             has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Attributes:
         last: `HessianFreeStep` of the last step, or None.
