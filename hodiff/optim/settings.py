@@ -22,7 +22,7 @@ def is_due(count: int, every: int) -> bool:
 
 Check = Callable[[str, str, Any], None]
 
-BACKTRACKING, STRONG_WOLFE = "backtracking", "strong_wolfe"
+BACKTRACKING, STRONG_WOLFE, GRID = "backtracking", "strong_wolfe", "grid"
 EMPIRICAL_FISHER = "empirical-fisher"
 
 
@@ -75,13 +75,14 @@ CHECKS: Mapping[str, Check] = {
     "momentum": _require_fraction,
     "factor_decay": _require_fraction,
     "kl_clip": partial(require_number, positive=True, finite=True, optional=True),
+    "norm_constraint": partial(require_number, positive=True, finite=True, optional=True),
     "max_iter": partial(require_int, least=1),
     "max_eval": partial(require_int, least=1, optional=True),
     "tolerance_grad": require_amount,
     "tolerance_change": require_amount,
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
-    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE), optional=True),
+    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE, GRID), optional=True),
     "preconditioner": partial(require_choice, choices=(EMPIRICAL_FISHER,), optional=True),
 }
 

@@ -30,6 +30,9 @@ from hodiff.torch_internals.wording import Wording, says
 _INSTEAD = {
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
+    # A Function within compiled code, as torch.compile rewrites it.
+    "ApplyTemplate": "torch.compile has first derivatives only of a Function that it compiled: compile the product "
+    "(torch.compile of a call of hodiff.hvp), or call the function without torch.compile",
 }
 _REMEDY = (
     "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_vjp; for a solver, "

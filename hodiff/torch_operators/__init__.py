@@ -1,1 +1,1 @@
-"""Data on torch's operators: one record for each operator, one file for each kind."""
+"""Data on torch's operators: one record for each operator, in one table, and queries on it."""

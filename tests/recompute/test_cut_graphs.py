@@ -497,6 +497,18 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
 
 
 @pytest.mark.slow
+def test_second_derivative_of_a_compiled_function_names_the_way_that_works() -> None:
+    """torch's double backward loses the derivative of a Function in code that dynamo captured, without an error."""
+    compiled = torch.compile(lambda x: torch.nn.functional.layer_norm(x, (3,)).pow(3).sum(), backend="eager")
+    x = torch.tensor([0.3, -0.4, 1.1], dtype=torch.float64, requires_grad=True)
+    with (
+        hodiff.corrected(),
+        pytest.raises(RouteError, match=r"compile the product \(torch\.compile of a call of hodiff\.hvp\)"),
+    ):
+        torch.autograd.grad(compiled(x), x, create_graph=True)
+
+
+@pytest.mark.slow
 def test_small_nonlinear_part_of_a_large_gradient_is_rejected() -> None:
     x = torch.linspace(-1, 1, 4_000_000, dtype=torch.float32)
     with pytest.raises(RouteError, match="is not linear in its cotangent"):

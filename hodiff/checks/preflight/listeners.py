@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,7 +15,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from hodiff.checks.preflight.callers import model_called
 from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, FunctionDefect, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.mechanism.registry import Correction, correction_of
@@ -26,6 +27,8 @@ from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
+
+_HERE = __name__.rpartition(".")[0]
 
 # Functions that compute nothing.
 _NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
@@ -105,11 +108,11 @@ class CallListener(TorchFunctionMode):
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         # Functions that return their argument itself, such as `to` without effect, compute nothing.
         unrecorded = not torch.is_grad_enabled() and _holds_numbers(result) and not (args and result is args[0])
-        if (func in _CUTS or unrecorded) and _differentiable(args) and model_called():
+        if (func in _CUTS or unrecorded) and _differentiable(args) and _model_called():
             self.cuts += 1
         self.hooks += func is Tensor.register_hook
         if func in _TRUTHS or (func in _NUMBERS and not _differentiable(args)):
-            if self._followed.depends(args) and model_called():
+            if self._followed.depends(args) and _model_called():
                 self.branches[line_now()] += 1
         elif not name.endswith(_SHAPES):
             self._followed.follow(result, (args, kwargs))
@@ -288,3 +291,19 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     for i, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[i] if i < len(args) else kwargs.get(argument.name)
+
+
+def _model_called() -> bool:
+    """Whether the model made the running call, and not hodiff or the `forward` of a Function, which have own rules."""
+    nearest = ""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith(_HERE):
+            if name == "torch.autograd.function" and frame.f_code.co_name == "apply":
+                return False
+            nearest = nearest or ("" if name.partition(".")[0] == "torch" else name)
+        elif nearest:
+            break
+        frame = frame.f_back
+    return not nearest.startswith("hodiff.")

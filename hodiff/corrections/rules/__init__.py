@@ -37,8 +37,7 @@ from hodiff.corrections.rules.linalg import (
     symmetric,
 )
 from hodiff.corrections.rules.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
-from hodiff.corrections.rules.operators import decomposed, renamed
-from hodiff.corrections.rules.programs import control_flow, scripts
+from hodiff.corrections.rules.programs import captured_operators, control_flow, scripts
 from hodiff.corrections.rules.recurrent import networks
 from hodiff.corrections.rules.sampling import dropout, grid_sample
 from hodiff.corrections.rules.sparse import constructors
@@ -59,8 +58,7 @@ FAMILIES = {
         *(multiplication, solve, symmetric),
     ),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
-    "operators of captured graphs": (renamed, decomposed),
-    "programs": (control_flow, scripts),
+    "programs": (captured_operators, control_flow, scripts),
     "recurrent networks": (networks,),
     "sampling": (dropout, grid_sample),
     "sparse tensors": (constructors,),

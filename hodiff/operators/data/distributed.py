@@ -19,7 +19,7 @@ def require_group(caller: str, argument: str, process_group: Any) -> None:
     """Raise if a process group is unusable, or `torch.distributed` is not available or not initialised."""
     if process_group is None:
         return
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_available() or not dist.is_initialized() or isinstance(process_group, str):
         raise InputError(
             f"{caller}: {argument}: expected a process group of an initialised torch.distributed, got "
             f"{process_group!r}; "

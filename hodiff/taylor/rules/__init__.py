@@ -5,7 +5,6 @@ from hodiff.taylor.rules import (
     arithmetic,
     constants,
     contractions,
-    filling,
     functions,
     gradients,
     linear,
@@ -19,6 +18,6 @@ from hodiff.taylor.rules.matrices import determinants, solutions
 
 # Every file of rules; add new files here.
 FAMILIES = (
-    *(activations, arithmetic, constants, contractions, filling, functions, gradients, linear, norms, ordering),
+    *(activations, arithmetic, constants, contractions, functions, gradients, linear, norms, ordering),
     *(piecewise, softmax, layers, losses, determinants, solutions),
 )

@@ -1,1 +1,0 @@
-"""Rules for the operators in `torch.ops.aten` that captured graphs call instead of functions."""
