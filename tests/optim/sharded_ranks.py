@@ -289,6 +289,8 @@ def what_cannot_be_done_is_refused() -> None:
             CASES[name](parameters)
         with pytest.raises(hodiff.InputError, match="use NewtonCG or HessianFree"):
             ho.LBFGS(parameters)
+        with pytest.raises(hodiff.InputError, match="use NewtonCG or HessianFree"):
+            ho.ENGD(problem.model)
         with pytest.raises(hodiff.InputError, match="expected sharded parameters only, or none, got both"):
             CASES[name]([*parameters, free], process_group=dist.group.WORLD)
         optimizer = made(name, problem)
