@@ -42,7 +42,7 @@ _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
 class SolverOptimizer(StochasticOptimizer):
     """Optimizer with one curvature matrix for all parameters."""
 
-    sharded_by_group = True
+    sharded_by_group: ClassVar[bool | None] = True
     # The closure of the running step, if parameters are sharded.
     _closure_on_shards: ShardedClosure | None = None
     # Settings that may differ between groups.
