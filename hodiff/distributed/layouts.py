@@ -31,6 +31,12 @@ def any_distributed(tensors: Iterable[Any]) -> bool:
     return False
 
 
+def local_part(tensor: Any) -> Tensor:
+    """Return the part of a tensor that lies on this rank, which shares its memory."""
+    local: Tensor = tensor.detach().to_local() if is_distributed(tensor) else tensor
+    return local
+
+
 @dataclass(frozen=True)
 class Layout:
     """Mesh, placements and shape of a DTensor whose local tensor is stored separately.

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import GradientEdge
 
 from hodiff.distributed.layouts import Layout, exchanging
+from hodiff.graphs import nodes_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of
 
 # `to_local` returns tensors that have not arrived yet, unless gradients are off and the move is awaited.
 _no_grad = torch.no_grad()
@@ -82,6 +85,16 @@ def gather(shard: Tensor, layout: Layout) -> Tensor:
     """Collect the shards of all ranks; the result is a tensor of each rank, whose cotangents differ."""
     whole: Tensor = _Gather.apply(shard, layout)
     return whole
+
+
+def gathered_in(output: Tensor | GradientEdge) -> list[tuple[Tensor, GradientEdge]]:
+    """Return the gathers of shards in a graph: the shard, a leaf, and the edge of the gathered tensor."""
+    found = []
+    for node in nodes_of(output):
+        before: Any = node.next_functions[0][0] if node.next_functions else None
+        if function_of(node) is _Gather and hasattr(before, "variable"):
+            found.append((before.variable, GradientEdge(node, 0)))
+    return found
 
 
 def scatter(whole: Tensor, layout: Layout) -> Tensor:

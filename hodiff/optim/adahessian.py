@@ -49,10 +49,11 @@ class AdaHessian(HutchinsonOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and its gradient and curvature
             are those of the step; generators must be equal on all ranks. "local" if each rank has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff

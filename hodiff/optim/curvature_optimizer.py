@@ -11,27 +11,28 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.finite_numbers import require_finite
-from hodiff.optim.joint_curvature import JointCurvature
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import require_dtypes
 from hodiff.optim.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.recorded_losses import explained
+from hodiff.optim.sharded_curvature import ShardedCurvature
 from hodiff.optim.training_optimizer import Group
 from hodiff.optim.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 
 
-class CurvatureOptimizer(JointCurvature, Observer):
+class CurvatureOptimizer(ShardedCurvature, Observer):
     """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
 
     A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
     alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
     """
 
-    sharded_too = False
+    sharded_by_group = True
     # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
@@ -61,7 +62,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
                 gradients and call backward, as for torch's optimizers, but need not: `step` sets the gradients to those
-                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`.
+                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`; then sharded
+                parameters require a closure, and one that does not call backward.
 
         Returns:
             The loss, or None without a closure.
@@ -73,7 +75,9 @@ class CurvatureOptimizer(JointCurvature, Observer):
             RouteError: If torch does not implement a second derivative.
         """
         with self._draws_repeated_after_errors():
-            loss, estimates = self._joined(*self._ranks.attempt(self._observed, closure))
+            # On shards, all ranks compute together, and none can announce an error to ranks that wait for it.
+            found = (self._observed(closure), None) if self.sharded else self._ranks.attempt(self._observed, closure)
+            loss, estimates = self._joined(*found)
         if estimates is None:
             self._pending.clear()
             self._rewind()
@@ -98,6 +102,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
     def _observed(self, closure: Closure | None) -> tuple[Any, dict[int, Any] | None]:
         """Return this rank's loss, and its estimates by the parameter's id; None after an overflow of a GradScaler."""
         self.require_dtypes()
+        if closure is not None and self.sharded and self._due():
+            return self._on_shards(closure, self._due(), gradients=True)
         loss = None if closure is None else self._evaluated(closure)
         overflow: Tensor | None = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
@@ -122,7 +128,7 @@ class CurvatureOptimizer(JointCurvature, Observer):
         self.average_gradients(rows)
         return loss, self._combined(estimates, rows[:, 4:])
 
-    def update_curvature(self, loss: Tensor) -> None:
+    def update_curvature(self, loss: Tensor | Closure) -> None:
         r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
 
         The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. Use it for a batch
@@ -134,13 +140,17 @@ class CurvatureOptimizer(JointCurvature, Observer):
         derivative is.
 
         Args:
-            loss: The loss, a tensor of shape () with its graph on the parameters.
+            loss: The loss, a tensor of shape () with its graph on the parameters. For sharded parameters, a closure
+                that returns the loss and does not call backward.
 
         Raises:
-            InputError: If the loss is not such a tensor.
+            InputError: If the loss is not such a tensor or closure.
             RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
         """
-        self._require_scalar(loss)
+        if not self.sharded:
+            self._require_scalar(loss)
+        elif not callable(loss):
+            raise self._require_closure()
         self._update(loss)
 
     def require_dtypes(self) -> None:
@@ -187,10 +197,12 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _wait(self) -> None:
         """Start or stop observing losses."""
-        due = self._due()
+        # The backward pass of `fully_shard` has other leaves, and no second derivative.
+        due = [] if self.sharded else self._due()
         self._pending.watch(due)
         wait(self, bool(due))
-        take_by_hand(self, any(group["update_every"] is None for group in self.param_groups))
+        by_hand = any(group["update_every"] is None for group in self.param_groups)
+        take_by_hand(self, by_hand and not self.sharded)
 
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Return the leaves that are due for curvature."""
@@ -286,12 +298,16 @@ class CurvatureOptimizer(JointCurvature, Observer):
         with noting_operands(self):
             return self.evaluated(corrected_closure, accumulates=True)
 
-    def _update(self, given: Tensor) -> None:
+    def _update(self, given: Any) -> None:
+        parameters, error = self.parameters(), None
         with self._draws_repeated_after_errors():
-            found, error = self._ranks.attempt(self._estimated, given, self.parameters(), False)
-            own = {} if found is None else {id(p): h for p, h in found[0]}
+            if self.sharded:
+                own = self._on_shards(given, parameters, gradients=False)[1]
+            else:
+                found, error = self._ranks.attempt(self._estimated, given, parameters, False)
+                own = {} if found is None else {id(p): h for p, h in found[0]}
             if self._ranks.size > 1:
-                codes = self._ranks.exchange(self.caller, error, self._codes(own), given.device)
+                codes = self._ranks.exchange(self.caller, error, self._codes(own), parameters[0].device)
                 own = self._combined(own, codes)
         self._state_before = None
         self._require_finite(own.values())
@@ -309,7 +325,7 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _require_finite(self, estimates: Iterable[Any]) -> None:
         numbers = [each for estimate in estimates for each in self._numbers_of(estimate)]
-        require_finite(self.caller, "curvature", numbers, self._squares_from)
+        self.agree(lambda: require_finite(self.caller, "curvature", list(map(local_part, numbers)), self._squares_from))
 
     @property
     def _squares_from(self) -> float | None:
@@ -332,6 +348,8 @@ class CurvatureOptimizer(JointCurvature, Observer):
 
     def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
         """Return the curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
+        if self.sharded and any(p.grad is not None for p in waiting):
+            raise self._require_closure()
         scale: Tensor | None = getattr(self, "grad_scale", None) if scaled else None
         # After `scaler.unscale_`, only the gradients reveal the factor.
         estimates = self._pending.settled(strict=scaled and scale is None)

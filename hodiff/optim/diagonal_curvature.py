@@ -13,6 +13,7 @@ from hodiff.estimators.probes import PROBES
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.recorded_losses import gradient_of
+from hodiff.optim.sharded_closures import shard_like
 from hodiff.optim.training_optimizer import Group, together
 from hodiff.torch_internals import many_tensors as many
 
@@ -31,6 +32,9 @@ class DiagonalOptimizer(CurvatureOptimizer):
         """Update several parameters of one dtype in place."""
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        if self.sharded:
+            # Gradients and products of shards are sums over the ranks already.
+            return estimates
         found = {id(p): estimates[id(p)].clone() for p in self.parameters() if id(p) in estimates}
         self._ranks.mean_(list(found.values()))
         return found
@@ -58,7 +62,7 @@ class HutchinsonOptimizer(DiagonalOptimizer):
         super().__init__(params, defaults, generator, process_group)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        recorded = gradient_of(self.caller, loss, parameters, numbers=last)
+        recorded = gradient_of(self.caller, loss, self._leaves_of(parameters), numbers=last)
         vectors = self._vectors(parameters)
         products = recorded.product(vectors, keep=not last)
         estimates = many.mul(vectors, products)
@@ -66,18 +70,13 @@ class HutchinsonOptimizer(DiagonalOptimizer):
 
     def _vectors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         generator = self._generator
+        if self.sharded:
+            return [shard_like(p, self._vector(p)) for p in parameters]
         if self._probes != RADEMACHER or generator.device.type != "cpu":
             return [self._vector(p) for p in parameters]
         # A CPU generator draws the same signs for all parameters at once as for each; the probes draw 64-bit integers.
         sizes = [p.numel() for p in parameters]
-        signs = (
-            torch
-            .empty(sum(sizes), dtype=torch.float32)
-            .random_(0, 2, generator=generator)
-            .mul_(2)
-            .sub_(1)
-            .to(parameters[0].device)
-        )
+        signs = _signs(sum(sizes), generator).to(parameters[0].device)
         return [each.view(p.shape).to(p) for p, each in zip(parameters, signs.split(sizes), strict=True)]
 
     def _vector(self, parameter: Tensor) -> Tensor:
@@ -85,9 +84,15 @@ class HutchinsonOptimizer(DiagonalOptimizer):
         if self._probes == "gaussian" and parameter.dtype != torch.float64:
             # Drawing in float32 takes a third of the time.
             drawn = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
+        elif self._probes == RADEMACHER and generator.device.type == "cpu":
+            drawn = _signs(shape.numel(), generator).view(shape)
         else:
             drawn = PROBES[self._probes](parameter.numel(), generator).reshape(shape)
-        return drawn.to(parameter)
+        return drawn.to(parameter.device, parameter.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_probes": self._probes}
+
+
+def _signs(count: int, generator: torch.Generator) -> Tensor:
+    return torch.empty(count, dtype=torch.float32).random_(0, 2, generator=generator).mul_(2).sub_(1)

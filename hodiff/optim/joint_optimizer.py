@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hodiff.distributed.layouts import Layout, is_distributed
+from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
 from hodiff.optim.replicas import Replicas
+from hodiff.torch_internals.process_groups import is_sharded
 
 
 class JointOptimizer(Optimizer):
@@ -31,6 +34,29 @@ class JointOptimizer(Optimizer):
     def parameters(self) -> list[Tensor]:
         """Return the parameters of all groups that require a gradient."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are DTensors over several ranks, or over a process group of one."""
+        first = [p for group in self.param_groups[:1] for p in group["params"][:1]]
+        return any(is_sharded(p) or (self._ranks.group is not None and is_distributed(p)) for p in first)
+
+    def agree(self, require: Callable[[], None]) -> None:
+        """Run a check of this rank's numbers; raise on all ranks if it raises on one, where ranks' numbers differ."""
+        if not self.sharded or self._ranks.size == 1:
+            require()
+            return
+        _, error = self._ranks.attempt(require)
+        self._ranks.exchange(self.caller, error, [], self.parameters()[0].device)
+
+    def total(self, parameters: Sequence[Tensor], numbers: Sequence[float]) -> float:
+        """Add up a number of each parameter, and of all its shards."""
+        if not self.sharded:
+            return sum(numbers)
+        layouts = list(map(Layout.of, parameters))
+        own = sum(number / layout.copies for number, layout in zip(numbers, layouts, strict=True))
+        mesh = layouts[0].mesh
+        return float(reduce_over(mesh, torch.tensor([own], dtype=torch.float64, device=mesh.device_type)))
 
     def exchanged(self, error: Exception | None, loss: Any, *more: float) -> Tensor:
         """Exchange errors, losses and marks of parameters and gradients with the other ranks.
@@ -54,9 +80,12 @@ class JointOptimizer(Optimizer):
             have = [i for i, p in enumerate(parameters) if p.grad is not None]
             gradients = [parameters[i].grad for i in have]
             number = float(loss) if isinstance(loss, Tensor) else 0.0
-            numbers = [number, float(loss is None), code_of(have), mark_of([g for g in gradients if g is not None])]
-            # Powers of two: parameters differ from the start, or by a mistake that stays.
-            numbers.append(0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters))
+            numbers = [number, float(loss is None), code_of(have), 0.0, 0.0]
+            # Shards differ, and `fully_shard` has averaged their gradients.
+            if not self.sharded:
+                numbers[3] = mark_of([g for g in gradients if g is not None])
+                # Powers of two: parameters differ from the start, or by a mistake that stays.
+                numbers[4] = 0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters)
         device = parameters[0].device if parameters else torch.device("cpu")
         rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
         self.require_equal(rows[:, 4:5])
@@ -75,11 +104,13 @@ class JointOptimizer(Optimizer):
             )
 
     def average_gradients(self, rows: Tensor) -> None:
-        """Average gradients over the ranks, unless they are equal already, as those of DistributedDataParallel are.
+        """Average gradients over the ranks, unless DistributedDataParallel or `fully_shard` did so.
 
         Args:
             rows: Result of `exchanged`.
         """
+        if self.sharded:
+            return
         parameters = self.parameters()
         if differ(rows[:, 1:2]):
             # A parameter without gradient on this rank only does not occur in its loss.

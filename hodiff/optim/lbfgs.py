@@ -57,6 +57,9 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
 
     complex_too = True
 
+    # A line search would compare the losses of different ranks.
+    sharded_by_group = None
+
     def __init__(
         self,
         params: Any,

@@ -16,11 +16,14 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.inner_products import InnerProduct
 from hodiff.optim.process_groups import ALONE, Ranks
 from hodiff.optim.recorded_losses import gradient_of, model_of
+from hodiff.optim.sharded_closures import ShardedClosure
 
 Closure = Callable[[], Any]
 
@@ -63,9 +66,12 @@ class LocalModel:
     gradient: Tensor
     ranks: Ranks = ALONE
 
-    def __init__(self, caller: str, parameters: Sequence[Tensor], returned: Any):
-        self.caller, self.parameters = caller, list(parameters)
-        self.space = Space.of([p.detach() for p in self.parameters])
+    def __init__(self, caller: str, parameters: Sequence[Tensor], returned: Any, shards: ShardedClosure | None = None):
+        self.caller, self.parameters, self._shards = caller, list(parameters), shards
+        # Leaves of the graph: the parameters, or their shards.
+        self._operands = self.parameters if shards is None else shards.leaves_of(self.parameters)
+        self.space = Space.of([p.detach() for p in self._operands])
+        self.inner = InnerProduct() if shards is None else shards.inner_product(self.parameters)
         self._record(returned)
 
     @abstractmethod
@@ -79,13 +85,18 @@ class LocalModel:
     def product(self, v: Tensor) -> Tensor:
         """Multiply the curvature with a vector."""
         found = self._product(v)
-        self.ranks.mean_([found])
+        self._average([found])
         return found
+
+    def _average(self, vectors: list[Tensor]) -> None:
+        """Replace vectors by their means over the ranks; those of shards are joint already."""
+        if self._shards is None:
+            self.ranks.mean_(vectors)
 
     def join(self, ranks: Ranks) -> None:
         """Replace the model of this rank's loss by that of the mean loss of all ranks."""
         self.ranks, self.loss, self.gradient = ranks, self.loss.clone(), self.gradient.clone()
-        ranks.mean_([self.loss, self.gradient])
+        self._average([self.loss, self.gradient])
 
     def require_finite(self) -> None:
         """Raise if the loss or the gradient contains NaN or infinity."""
@@ -93,10 +104,15 @@ class LocalModel:
 
     def vector(self, leaves: Sequence[Tensor]) -> Tensor:
         """Join leaves to a vector."""
-        return self.space.join([leaf[None] for leaf in leaves], 1)[:, 0]
+        return self.space.join([local_part(leaf)[None] for leaf in leaves], 1)[:, 0]
 
     def leaves(self, v: Tensor) -> list[Tensor]:
         """Split a vector into tensors like the parameters."""
+        parts = self._parts(v)
+        return parts if self._shards is None else list(map(self._shards.like, self.parameters, parts))
+
+    def _parts(self, v: Tensor) -> list[Tensor]:
+        """Split a vector into tensors like the leaves of the graph."""
         return [leaf[0] for leaf in self.space.split(v[:, None])]
 
 
@@ -105,11 +121,12 @@ class HessianModel(LocalModel):
 
     def _record(self, returned: Any) -> None:
         require_loss(self.caller, returned)
-        self._recorded = gradient_of(self.caller, returned, self.parameters, numbers=True)
-        self.loss, self.gradient = returned.detach(), self.vector(self._recorded.gradient)
+        loss = returned if self._shards is None else self._shards.joint(returned)
+        self._recorded = gradient_of(self.caller, loss, self._operands, numbers=True)
+        self.loss, self.gradient = loss.detach(), self.vector(self._recorded.gradient)
 
     def _product(self, v: Tensor) -> Tensor:
-        return self.vector(self._recorded.product(self.leaves(v), keep=True))
+        return self.vector(self._recorded.product(self._parts(v), keep=True))
 
 
 class GaussNewtonModel(LocalModel):
@@ -117,16 +134,23 @@ class GaussNewtonModel(LocalModel):
 
     def _record(self, returned: Any) -> None:
         outputs, loss = outputs_and_loss(self.caller, returned)
-        self._model = model_of(self.caller, outputs, self.parameters)
+        self._model = model_of(self.caller, outputs, self._operands)
         detached = pytree.tree_unflatten(list(self._model.outputs), self._model.spec)
         function = bind(f"{self.caller}: closure: loss", loss, (detached,), name="outputs")
         self._curvature = RecordedGradient(function, numbers=True)
         self.loss = self._curvature.value.detach()
-        self.gradient = self.vector(self._model.pull(self._curvature.gradient))
+        if self._shards is not None:
+            self.loss = self._shards.joint(self.loss)
+        self.gradient = self._pulled(self._curvature.gradient)
+
+    def _pulled(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """Pull cotangents of the outputs back; over shards, to the mean over ranks."""
+        if self._shards is not None:
+            cotangents = [self._shards.weight * each for each in cotangents]
+        return self.vector(self._model.pull(cotangents))
 
     def _product(self, v: Tensor) -> Tensor:
-        pushed = self._curvature.product(self._model.push(self.leaves(v)), keep=True)
-        return self.vector(self._model.pull(pushed))
+        return self._pulled(self._curvature.product(self._model.push(self._parts(v)), keep=True))
 
     def squared_gradients(self, draws: int, generator: torch.Generator, least: float) -> tuple[Tensor, float]:
         """Estimate the mean of the examples' squared gradients, by gradients with random signs of the examples.
@@ -154,9 +178,9 @@ class GaussNewtonModel(LocalModel):
             signs = torch.randint(0, 2, (whole,), generator=generator, device=generator.device) * 2 - 1
             signs = signs[start : start + count]
             signed = [signs.to(u).reshape(-1, *[1] * (u.dim() - 1)) * u for u in self._curvature.gradient]
-            found = self.vector(self._model.pull(signed))
-            self.ranks.mean_([found])
-            unit = unit or max(least, float(found.abs().max()) if found.numel() else 0.0) or 1.0
+            found = self._pulled(signed)
+            self._average([found])
+            unit = unit or max(least, self.inner.largest(found)) or 1.0
             total += (found / unit).square()
         return total * (whole / draws), unit
 

@@ -24,6 +24,16 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
+def numbered(states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Join states under the number of their parameter with those under the same number as text."""
+    # `torch.distributed.checkpoint` loads tensors in place, but other values under keys that it converts to text.
+    joined: dict[Any, Any] = {}
+    for key, state in states.items():
+        number = int(key) if isinstance(key, str) and key.isdecimal() else key
+        joined[number] = {**joined[number], **state} if number in joined else state
+    return joined
+
+
 def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Load states of 16-bit parameters again in at least 32 bits, as torch rounds them to the parameters' dtype."""
     numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])

@@ -50,12 +50,8 @@ class Ranks:
 
     def attempt(self, work: Callable[..., R], *args: Any) -> tuple[R | None, Exception | None]:
         """Do this rank's part; return its result, or the error that `exchange` announces to the other ranks."""
-        try:
-            return work(*args), None
-        except Exception as error:
-            if self.size == 1:
-                raise
-            return None, error
+        # An error that is raised again from a variable would keep the frame, and the graph in it, alive.
+        return (work(*args), None) if self.size == 1 else attempted(work, *args)
 
     def exchange(self, caller: str, error: Exception | None, numbers: Sequence[float], device: torch.device) -> Tensor:
         """Return the numbers of all ranks, (ranks, len(numbers)); raise if a rank has an error."""
@@ -111,6 +107,14 @@ class Ranks:
 
 
 ALONE = Ranks("")
+
+
+def attempted(work: Callable[..., R], *args: Any) -> tuple[R | None, Exception | None]:
+    """Run this rank's part of a work; return its result, or its error."""
+    try:
+        return work(*args), None
+    except Exception as error:
+        return None, error
 
 
 def mark_of(tensors: Sequence[Tensor]) -> float:

@@ -136,12 +136,26 @@ def drawn_from_logits(logits: Tensor, parameters: Sequence[Tensor], generator: t
 
 
 def drawn_from_loss(
-    caller: str, loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
+    caller: str, loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator, *, joint: bool = False
 ) -> DrawnGradients:
-    """Compute gradients for labels drawn from the logits from which a loss was computed."""
+    """Compute gradients for labels drawn from the logits from which a loss was computed.
+
+    Args:
+        caller: Name of the optimizer.
+        loss: The loss.
+        parameters: Leaves of its graph.
+        generator: Source of the labels.
+        joint: Whether gradients are sums over ranks, whose factors may differ; the gradients then contain their roots.
+
+    Returns:
+        The gradients, and the factor of their squares.
+    """
     found = find(loss, (LABELS,), partial(_unknown_labels, caller))
     cotangent, count = drawn(found.outputs, found.ignored, generator)
-    return _drawn_gradients(found.edge, parameters, cotangent), count * found.weight
+    factor = count * found.weight
+    if joint:
+        return _drawn_gradients(found.edge, parameters, (cotangent * factor**0.5).to(cotangent)), 1.0
+    return _drawn_gradients(found.edge, parameters, cotangent), factor
 
 
 def _drawn_gradients(

@@ -14,6 +14,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.diagonal_curvature import DiagonalOptimizer, HutchinsonOptimizer
+from hodiff.optim.local_models import Closure
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.recorded_losses import drawn_from_logits, drawn_from_loss
 from hodiff.optim.settings import settings_in
@@ -96,10 +97,11 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and its gradient and curvature
             are those of the step; generators must be equal on all ranks. "local" if each rank has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -160,8 +162,8 @@ class SophiaG(_Sophia):
         process_group: Process group, as in `SophiaH`; every rank draws labels of its own.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -193,17 +195,21 @@ class SophiaG(_Sophia):
     ):
         super().__init__(params, settings_in(locals()), generator, process_group)
 
-    def update_curvature(self, logits: Tensor) -> None:
+    def update_curvature(self, logits: Tensor | Closure) -> None:
         """Estimate the curvature of the mean cross-entropy of logits now, whether due or not.
 
         The graph of the logits stays, so that `loss.backward()` can follow; gradients do not change.
 
         Args:
-            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters.
+            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters. For
+                sharded parameters, a closure that returns a cross-entropy and does not call backward.
 
         Raises:
             InputError: If the logits are not such a tensor.
         """
+        if self.sharded:
+            super().update_curvature(logits)
+            return
         if not isinstance(logits, Tensor) or not logits.dim() or not logits.is_floating_point():
             raise InputError(f"{self.caller}: update_curvature: expected logits (N, C, ...), got {describe(logits)}.")
         if not logits.requires_grad:
@@ -221,16 +227,19 @@ class SophiaG(_Sophia):
             gradients, factor = drawn_from_logits(loss, parameters, generator)
             reached = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
         else:
-            gradients, factor = drawn_from_loss(self.caller, loss, parameters, generator)
+            leaves = self._leaves_of(parameters)
+            gradients, factor = drawn_from_loss(self.caller, loss, leaves, generator, joint=self.sharded)
             # The loss depends on all of these parameters, though not always through its logits.
-            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True))
+            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True))
             reached = list(zip(parameters, zeros, strict=True))
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and not self.sharded:
             return [(p, _Root((factor**0.5 * g).to(g.dtype))) for p, g in reached], []
         # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
         return [(p, (factor * g.square()).to(g.dtype)) for p, g in reached], []
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
+        if self.sharded:
+            return super()._summed(estimates)
         sums = {id(p): estimates[id(p)].gradients.clone() for p in self.parameters() if id(p) in estimates}
         self._ranks.sum_(list(sums.values()))
         return {key: each.square() / self._ranks.size for key, each in sums.items()}

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.common.trees import describe
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
 from hodiff.optim.local_models import Closure, detached, require_loss
-from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
+from hodiff.optim.optimizer_states import numbered, precise, require_dtypes, require_own_state, restore
 from hodiff.optim.settings import require_settings
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
@@ -26,6 +27,14 @@ from hodiff.torch_internals.tensors import version_of
 _LARGE = 2**16
 
 Pair = tuple[Tensor, Tensor]
+
+
+# Remedies for parameters that are sharded, by what the optimizer supports.
+_REMEDIES = {
+    True: "pass process_group=torch.distributed.group.WORLD",
+    False: "omit process_group, or use DistributedDataParallel",
+    None: "use NewtonCG or HessianFree, which support them, or DistributedDataParallel",
+}
 
 
 def is_plain(parameter: Tensor) -> bool:
@@ -65,8 +74,9 @@ class StochasticOptimizer(JointOptimizer):
     whole_state: ClassVar[frozenset[str]] = frozenset()
     # Whether states have at least 32 bits.
     precise_state: ClassVar[bool] = False
-    # Whether parameters may be DTensors over several ranks.
-    sharded_too: ClassVar[bool] = True
+    # Whether parameters that are DTensors over several ranks need a process group, or exclude one; None if they are not
+    # supported.
+    sharded_by_group: ClassVar[bool | None] = False
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -104,7 +114,7 @@ class StochasticOptimizer(JointOptimizer):
     def require_finite_gradients(self) -> None:
         """Raise on gradients with NaN or infinity, which would spoil states for good."""
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        require_finite(self.caller, "gradients", gradients)
+        self.agree(lambda: require_finite(self.caller, "gradients", list(map(local_part, gradients))))
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """Return the dtype in which the state of a parameter is stored."""
@@ -116,6 +126,7 @@ class StochasticOptimizer(JointOptimizer):
         Args:
             state_dict: Dict that `state_dict` returned.
         """
+        state_dict = {**state_dict, "state": numbered(state_dict["state"])}
         super().load_state_dict(state_dict)
         if self.precise_state:
             restore(self, state_dict)
@@ -235,10 +246,17 @@ class StochasticOptimizer(JointOptimizer):
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:
-        if is_sharded(parameter) and not (self.sharded_too and self._ranks.size == 1):
+        if is_sharded(parameter) and self.sharded_by_group != (self._ranks.group is not None):
+            remedy = _REMEDIES[self.sharded_by_group]
             raise InputError(
                 f"{self.caller}: params: expected parameters that each rank holds whole, got a DTensor over "
-                f"{parameter.device_mesh.size()} ranks; use DistributedDataParallel, or another optimizer."  # type: ignore[attr-defined]
+                f"{parameter.device_mesh.size()} ranks; {remedy}."  # type: ignore[attr-defined]
+            )
+        first = self.param_groups[0]["params"][0]
+        if self.sharded_by_group and is_sharded(parameter) != is_sharded(first):
+            raise InputError(
+                f"{self.caller}: params: expected sharded parameters only, or none, got both; create an optimizer for "
+                "the parameters that fully_shard ignores."
             )
         if parameter.is_complex() and self.complex_too:
             return

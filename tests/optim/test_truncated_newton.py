@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hodiff.optim import KFAC, HessianFree, LayerwiseGaussNewton, NewtonCG
+from hodiff.optim.inner_products import InnerProduct
 from hodiff.optim.local_models import GaussNewtonModel
 from hodiff.optim.solvers.truncated_newton import iterates
 
@@ -133,9 +134,9 @@ def test_preconditioned_conjugate_gradients_match_the_scaled_system():
     # Plain iterates for the system scaled from both sides, as textbooks derive them.
     root = np.sqrt(m)
     scaled = torch.from_numpy(A / np.outer(root, root))
-    plain = iterates(lambda v: scaled @ v, torch.from_numpy(b / root))
+    plain = iterates(lambda v: scaled @ v, torch.from_numpy(b / root), InnerProduct())
     matrix, right = torch.from_numpy(A), torch.from_numpy(b)
-    ours = iterates(lambda v: matrix @ v, right, preconditioner=torch.from_numpy(m))
+    ours = iterates(lambda v: matrix @ v, right, InnerProduct(), preconditioner=torch.from_numpy(m))
     for our, each in islice(zip(ours, plain, strict=False), 4):
         np.testing.assert_allclose(our.x.numpy(), each.x.numpy() / root, rtol=1e-9)
         np.testing.assert_allclose(our.residual, np.linalg.norm(b - A @ our.x.numpy()), rtol=1e-6)

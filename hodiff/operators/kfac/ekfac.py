@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress
+
 import torch
 
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.operators.data.batches import Size
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.blocks import Block, EigenBlock
+from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
 from hodiff.operators.kfac.kfac import KFACOperator
 from hodiff.operators.kfac.layers import Source
 
@@ -45,6 +48,7 @@ class EKFACOperator(KFACOperator):
         check: Whether to refuse models that are not deterministic, or use a parameter outside its layer.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
+        process_group: Process group whose ranks each have a part of the `data`, also for sharded parameters.
 
     Attributes:
         blocks: Each layer's block, with eigenvectors `left` $Q_B$ and `right` $Q_A$ (None for the identity), and
@@ -71,9 +75,7 @@ class EKFACOperator(KFACOperator):
     @leave_inference_mode
     def _compute(self) -> tuple[Block, ...]:
         with torch.no_grad(), refused(type(self).__name__):
-            bases = {
-                source: block.eigen for source, block in zip(self._all_sources, self._factors(), strict=True)
-            }  # fmt: skip
+            bases = dict(zip(self._all_sources, self._bases(self._factors()), strict=True))
             values = {source: torch.zeros_like(basis.values) for source, basis in bases.items()}
             sizes = Size()
             for batch, recorded in self._recorded_batches():
@@ -83,11 +85,27 @@ class EKFACOperator(KFACOperator):
                         one = moments.of_examples(source, bases[source], kept[source], g)
                         values[source].add_(one, alpha=batch.size.weight)
                 sizes += batch.size
-            scale = self._scale(sizes)
-            return tuple(
+            self._joint.sum_(list(values.values()))
+            scale = self._scale(self._joint.sizes(sizes))
+            blocks = [
                 EigenBlock(basis.layout, basis.left, basis.right, values[source] * scale)
                 for source, basis in bases.items()
-            )
+            ]
+            return tuple(compress(blocks, self._joint.owned([each.layout for each in blocks])))
+
+    def _bases(self, blocks: Sequence[KroneckerBlock]) -> list[EigenBlock]:
+        """Return the eigenvectors of all blocks; each rank of sharded parameters computes those of its own."""
+        owned = self._joint.owned([each.layout for each in blocks])
+        if all(owned) and self.domain.shards is None:
+            return [each.eigen for each in blocks]
+        found = []
+        for block, own in zip(blocks, owned, strict=True):
+            left, right = (None if each.dim() == 2 else torch.zeros_like(each) for each in (block.B, block.A))
+            values = block.B.new_zeros(block.layout.shape)
+            found.append(block.eigen if own else EigenBlock(block.layout, left, right, values))
+        # A sum with the zeros of all other ranks sends every block.
+        self._joint.sum_([each for basis in found for each in (basis.left, basis.right)])
+        return found
 
     def _by_example(self, source: Source) -> bool:
         return True

@@ -19,6 +19,7 @@ from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock, Layout
+from hodiff.operators.kfac.sharded_blocks import agreed, product, scattered, total
 from hodiff.operators.linear.conversion import Conversion, Portable
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
@@ -119,7 +120,9 @@ class FactoredOperator(_AtPoint, LinearOperator):
         if method not in (EXACT, HEURISTIC):
             return super().inverse(method, **options)
         damping = _damping(f"{type(self).__name__}.inverse", options)
-        blocks = tuple(self._inverted(each, method, damping) for each in self.blocks)
+        own = self.blocks
+        caller = f"{type(self).__name__}.inverse"
+        blocks = agreed(self.domain, caller, lambda: tuple(self._inverted(each, method, damping) for each in own))
         return InverseFactored(self.domain, blocks, self.point)
 
     def _inverted(self, block: Block, method: str, damping: float) -> EigenBlock:
@@ -164,7 +167,7 @@ class FactoredOperator(_AtPoint, LinearOperator):
             A `DiagonalEstimate` without error.
         """
         _require_options_of(estimators.diagonal, options)
-        found = _scattered(self.domain, [(each.layout, each.diagonal()[None]) for each in self.blocks])[:, 0]
+        found = _scattered(self.domain, [(each.layout, each.diagonal()[None]) for each in self.blocks], 1)[:, 0]
         return DiagonalEstimate(found, torch.zeros_like(found), 0, CLOSED_FORM)
 
     def logdet(self, **options: Any) -> Estimate:
@@ -181,16 +184,21 @@ class FactoredOperator(_AtPoint, LinearOperator):
         """
         _require_options_of(estimators.logdet, options)
         damping = _damping(f"{type(self).__name__}.logdet", {"damping": options.get("damping", 0.0)})
-        logarithms = []
-        for each in self.blocks:
-            shifted = each.eigen.values + damping
-            if not bool((shifted > _noise(shifted)).all()):
-                raise InputError(
-                    f"{type(self).__name__}.logdet: damping: expected more than the rounding of a singular block, got "
-                    f"{damping:g}; pass logdet(damping=...), or use det(), which is 0."
-                )
-            logarithms.append(shifted.double().log().sum())
-        return _exactly(self._added(logarithms))
+        own = self.blocks
+
+        def logarithms() -> list[Tensor]:
+            return [self._logarithm(each, damping) for each in own]
+
+        return _exactly(self._added(agreed(self.domain, f"{type(self).__name__}.logdet", logarithms)))
+
+    def _logarithm(self, block: Block, damping: float) -> Tensor:
+        shifted = block.eigen.values + damping
+        if not bool((shifted > _noise(shifted)).all()):
+            raise InputError(
+                f"{type(self).__name__}.logdet: damping: expected more than the rounding of a singular block, got "
+                f"{damping:g}; pass logdet(damping=...), or use det(), which is 0."
+            )
+        return shifted.double().log().sum()
 
     def det(self, *, damping: float = 0.0) -> Estimate:
         r"""Compute the determinant of $A + \lambda I$; use `logdet` if it leaves the range of float64.
@@ -222,15 +230,17 @@ class FactoredOperator(_AtPoint, LinearOperator):
         Returns:
             An `Eigendecomposition`.
         """
+        self.domain.require_whole("eigh", "hodiff.estimators.eigsh")
         blocks = tuple(each.eigen for each in self.blocks)
-        values = _scattered(self.domain, [(each.layout, each.values[None]) for each in blocks])[:, 0]
+        values = _scattered(self.domain, [(each.layout, each.values[None]) for each in blocks], 1)[:, 0]
         ordered, order = values.sort()
         return Eigendecomposition(ordered, Eigenvectors(self.domain, blocks, order, self.point))
 
     def _added(self, numbers: Sequence[Tensor]) -> Tensor:
         """Sum numbers in float64, if the device supports it."""
         precise = torch.float32 if self.device.type == "mps" else torch.float64
-        return torch.stack([each.to(precise) for each in numbers]).sum()
+        own = torch.zeros((), dtype=precise, device=self.device)
+        return total(self.domain, torch.stack([own, *(each.to(precise) for each in numbers)]).sum())
 
 
 class InverseFactored(FactoredOperator):
@@ -248,6 +258,7 @@ class InverseFactored(FactoredOperator):
 
     def converted(self, conversion: Conversion) -> InverseFactored:
         """See `LinearOperator.to`."""
+        self.domain.require_whole("to", "an operator on converted parameters")
         blocks = tuple(each.converted(conversion) for each in self._blocks)
         self._require_unchanged()
         point = Point(list(map(conversion, self.point.leaves)))
@@ -318,12 +329,16 @@ def _constant(operator: LinearOperator, factor: Any) -> float | None:
 
 def _by_blocks(space: Space, blocks: Sequence[Any], act: Callable[[Any, Tensor], Tensor], columns: Tensor) -> Tensor:
     """Apply `act` to each block and its part of columns (n, k)."""
-    rows = columns.t().split(space.sizes, dim=1)
-    return _scattered(space, [(each.layout, act(each, each.layout.gather(rows, columns.shape[1]))) for each in blocks])
+    if space.shards is not None:
+        return product(space, blocks, act, columns)
+    rows, count = columns.t().split(space.sizes, dim=1), columns.shape[1]
+    return _scattered(space, [(each.layout, act(each, each.layout.gather(rows, count))) for each in blocks], count)
 
 
-def _scattered(space: Space, parts: Sequence[tuple[Layout, Tensor]]) -> Tensor:
-    """Return matrices (k, groups, p, q) as columns (n, k)."""
+def _scattered(space: Space, parts: Sequence[tuple[Layout, Tensor]], count: int) -> Tensor:
+    """Return matrices (count, groups, p, q) as columns (n, count)."""
+    if space.shards is not None:
+        return scattered(space, parts, count)
     leaves: list[Tensor | None] = [None] * len(space.sizes)
     for layout, matrices in parts:
         layout.scatter(matrices, leaves)

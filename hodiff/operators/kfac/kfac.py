@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batches, Size
+from hodiff.operators.data.distributed import require_group
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.kfac_options import MONTE_CARLO, KroneckerOptions
 from hodiff.operators.kfac.layered import LayeredOperator
 from hodiff.operators.kfac.layers import Source, sources_of
+from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import Likelihood, ignored_targets, known_likelihood, likelihood_of
@@ -87,9 +90,13 @@ class KFACOperator(LayeredOperator):
             that uses a parameter outside its layer.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
+        process_group: Process group of `torch.distributed` whose ranks each have a part of the `data`; factors are
+            those of all examples. Parameters may be those of a model under `fully_shard`: each block is then on one
+            rank, and vectors are sharded like the parameters.
 
     Attributes:
-        blocks: Each layer's block, with its factors `A` (groups, q, q) and `B` (groups, p, p), or diagonals.
+        blocks: Each layer's block, with its factors `A` (groups, q, q) and `B` (groups, p, p), or diagonals; of sharded
+            parameters, the blocks on this rank.
 
     Raises:
         InputError: If an argument is invalid, or a parameter belongs to no supported layer; or, on first use, if a
@@ -135,8 +142,15 @@ class KFACOperator(LayeredOperator):
         check: bool = True,
         progress: bool = False,
         correct: bool = True,
+        process_group: Any = None,
     ):
         caller = type(self).__name__
+        require_group(caller, "process_group", process_group)
+        if process_group is not None and data is None:
+            raise InputError(
+                f"{caller}: data: expected batches, because factors of ranks are weighted by numbers of examples, got "
+                "none; pass data=[batch]."
+            )
         options = KroneckerOptions(
             caller,
             fisher=fisher,
@@ -170,7 +184,8 @@ class KFACOperator(LayeredOperator):
         require_parameters(caller, model, x)
         require_constant(caller, x, model, loss, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x")
-        super().__init__(Space.of(x))
+        super().__init__(Space.of(x, caller=caller, sharded_too=True))
+        self._joint = JointFactors(caller, self.domain.shards, leaves, model, process_group)
         self.model, self.loss = model, loss
         self.fisher, self.sharing = fisher, sharing
         self.chunk_size, self.check, self.correct = chunk_size, check, correct
@@ -184,7 +199,8 @@ class KFACOperator(LayeredOperator):
     @leave_inference_mode
     def _compute(self) -> tuple[Block, ...]:
         with torch.no_grad(), refused(type(self).__name__):
-            return self._factors()
+            blocks = self._factors()
+            return tuple(compress(blocks, self._joint.owned([each.layout for each in blocks])))
 
     def _factors(self) -> tuple[KroneckerBlock, ...]:
         """Compute the factors, as sums over batches, examples, places and columns."""
@@ -218,7 +234,11 @@ class KFACOperator(LayeredOperator):
                     inputs[source] = one.to(self.dtype) if before is None else before + one
                 counts[source] += count
             sizes += batch.size
-        scale = self._scale(sizes)
+        self._joint.sum_([*gradients.values(), *inputs.values()])
+        numbers = torch.tensor([float(counts[source]) for source in sources], dtype=torch.float64)
+        self._joint.sum_([numbers])
+        counts = dict(zip(sources, map(int, numbers.tolist()), strict=True))
+        scale = self._scale(self._joint.sizes(sizes))
         return tuple(
             KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
             for source, B in gradients.items()

@@ -26,8 +26,9 @@ from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
 from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Recorded
+from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
-from hodiff.operators.linear.conversion import Conversion, converted_data
+from hodiff.operators.linear.conversion import Conversion, converted_data, require_no_group
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.model_loss import module_call, pair
 
@@ -45,6 +46,7 @@ class LayeredOperator(FactoredOperator):
     chunk_size: int | str | None
     check: bool
     correct: bool
+    _joint: JointFactors
     _loss: Loss
     _sources: dict[str, list[Source]]
     _blocks: tuple[Block, ...] | None
@@ -60,6 +62,11 @@ class LayeredOperator(FactoredOperator):
         if self._blocks is None:
             self._blocks = self._compute()
         return self._blocks
+
+    def _require_portable(self) -> None:
+        self.domain.require_whole("copy", "a new operator")
+        require_no_group(type(self).__name__, self._joint.group)
+        super()._require_portable()
 
     @property
     def x(self) -> PyTree:
@@ -81,10 +88,11 @@ class LayeredOperator(FactoredOperator):
         caller = f"{type(self).__name__}.at"
         require_constant(caller, x)
         leaves, _ = flatten_primals(x, caller, "x")
-        if not self.domain.same(Space.of(x)):
+        space = Space.of(x, sharded_too=True)
+        if not self.domain.same(space):
             raise InputError(
                 f"{caller}: x: expected the structure, shapes, dtypes and devices of the first point, "
-                f"{self.domain.size} numbers, got {Space.of(x).size}; create a new operator for other parameters."
+                f"{self.domain.size} numbers, got {space.size}; create a new operator for other parameters."
             )
         other = copy.copy(self)
         other.relocate(leaves, self.domain)
@@ -92,7 +100,7 @@ class LayeredOperator(FactoredOperator):
 
     def converted(self, conversion: Conversion) -> Any:
         """See `LinearOperator.to`."""
-        self._require_unchanged()
+        self._require_portable()
         other = copy.copy(self)
         other.model = conversion.module(self.model)
         other.args = conversion.tree(self.args)
@@ -103,7 +111,8 @@ class LayeredOperator(FactoredOperator):
     def relocate(self, leaves: Sequence[Tensor], space: Space) -> None:
         """Move this operator, a fresh copy, to another point."""
         self.domain = self.codomain = space
-        self.point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
+        leaves = space.local_leaves([leaf.detach() for leaf in leaves])
+        self.point = Point([dense(recordable(leaf)) for leaf in leaves])
         self._blocks = None
 
     @property
@@ -124,10 +133,12 @@ class LayeredOperator(FactoredOperator):
     def _recorded_batches(self) -> Iterator[tuple[Batch, Recorded]]:
         """Yield each batch with the model's evaluation on it."""
         caller, modules = type(self).__name__, list(self.model.modules())
-        for batch in self.batches:
+        for batch in self._joint.in_step(iter(self.batches)):
             inputs, targets = pair(self.args if self.batches.data is None else batch.content)
             arguments = (self.x, inputs)
-            function = bind(caller, module_call(self.model), arguments, name="x", correct=self.correct)
+            function = bind(
+                caller, module_call(self.model), arguments, name="x", correct=self.correct, sharded_too=True
+            )
             with untouched(modules):
                 if self.check and batch.index == 0:
                     value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
@@ -141,7 +152,8 @@ class LayeredOperator(FactoredOperator):
 
     def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[tuple[Tensor, dict[Source, Tensor]]]:
         """Yield chunks of columns, with their gradients g for all blocks."""
-        columns = self._loss.columns(recorded.outputs, batch.content[1], batch.index)
+        # Ranks draw other targets.
+        columns = self._loss.columns(recorded.outputs, batch.content[1], self._joint.number_of(batch))
         size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
         for start, stop in spans(len(columns), size):
             chunk = columns.chunk(start, stop)

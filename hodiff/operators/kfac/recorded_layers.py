@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.tensors import stands_for_tensor
@@ -84,12 +85,12 @@ class Recorded:
     """
 
     def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str]):
-        self._caller = function.caller
+        self._caller, self._sharded = function.caller, function.sharded
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
         # Hooks are called from all threads.
         with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
-            outputs, _ = function(self.leaves)
+            outputs, _ = function.recorded(lambda: function(self.leaves))
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
         if not real or outputs.dim() == 0:
             raise InputError(
@@ -131,11 +132,20 @@ class Recorded:
 
     def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
         """Compute gradients of the parameters, by other code than the layers' gradients."""
-        found = torch.autograd.grad(self._graph, self.leaves, cotangent, retain_graph=True, allow_unused=True)
-        return [
-            torch.zeros_like(leaf) if each is None else each.to_dense() if each.is_sparse else each
-            for each, leaf in zip(found, self.leaves, strict=True)
-        ]
+        shapes = [leaf.shape for leaf in self.leaves]
+        wanted: list[tuple[int, Any]] = list(enumerate(self.leaves))
+        if self._sharded is not None:
+            # Gradients of whole parameters are those of this rank; gradients of shards are sums over ranks.
+            places = {id(leaf): i for i, leaf in wanted}
+            shapes = [each.shape for each in self._sharded.layouts if each is not None]
+            wanted = [(places[id(leaf)], edge) for leaf, edge in gathered_in(self._graph) if id(leaf) in places]
+        edges = [edge for _, edge in wanted]
+        found = torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
+        total = [leaf.new_zeros(shape) for leaf, shape in zip(self.leaves, shapes, strict=True)]
+        for (i, _), gradient in zip(wanted, found, strict=True):
+            if gradient is not None:
+                total[i] = total[i] + (gradient.to_dense() if gradient.is_sparse else gradient)
+        return total
 
     @contextmanager
     def _hooked(self, model: nn.Module) -> Iterator[None]:

@@ -64,11 +64,12 @@ class KFAC(KroneckerFactoredOptimizer):
             `torch.distributed.group.WORLD`. The loss is the mean of the ranks' losses, and factors are those of all
             examples. Every rank draws labels of its own, and computes inverses of a share of the layers for all ranks.
             "local" if each rank has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group; later, if a parameter in the graph of a loss belongs to no supported layer, or
-            is used elsewhere.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group; later, if a parameter in the graph of a loss belongs to no supported
+            layer, or is used elsewhere.
 
     Example:
         >>> import torch, hodiff
@@ -194,13 +195,30 @@ class EKFAC(KFAC):
 
     def _adjust(self, blocks: Sequence[tuple[State, Sums]], weights: Sequence[float]) -> None:
         found = []
-        for state, sums in blocks:
-            basis = EigenBlock(sums.source.layout, state["left"], state["right"], state["values"])
+        for (_, sums), basis in zip(blocks, self._bases(blocks), strict=True):
             parts = [moments.of_examples(sums.source, basis, a, g) for a, g in sums.vectors]
             found.append(torch.stack(parts).sum(0))
         self._ranks.sum_(found)
         for (state, _), squares, weight in zip(blocks, found, weights, strict=True):
-            state["values"].lerp_(squares, weight)
+            if "values" in state:
+                state["values"].lerp_(squares, weight)
+
+    def _bases(self, blocks: Sequence[tuple[State, Sums]]) -> list[EigenBlock]:
+        """Return the eigenvectors of blocks; those of shards are sent to all ranks, whose examples they multiply."""
+        found = []
+        for state, sums in blocks:
+            layout = sums.source.layout
+            basis: State = state
+            if "values" not in state:
+                A = moments.mean_of_inputs(sums.source, sums.inputs, sums.count, sums.gradients)
+                basis = self._zeros_for({"A": A, "B": sums.gradients}, layout)
+            left, right = basis["left"], basis["right"]
+            if self.sharded:
+                left, right = (None if each is None else each.clone() for each in (left, right))
+            found.append(EigenBlock(layout, left, right, basis["values"]))
+        if self.sharded:
+            self._ranks.sum_([each for basis in found for each in (basis.left, basis.right) if each is not None])
+        return found
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         damped = state["values"] + group["damping"]

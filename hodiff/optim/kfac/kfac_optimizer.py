@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
+from hodiff.distributed.layouts import local_part
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Layout, Piece
@@ -19,7 +20,9 @@ from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
+from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
+from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.settings import is_due
 from hodiff.optim.training_optimizer import Group
@@ -55,6 +58,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         self._listened: set[int] = set()
         # Uses of each parameter in the graph when they were last checked.
         self._uses: dict[int, Any] = {}
+        # Owners of the blocks of sharded parameters, once they are known.
+        self._owned: OwnedSteps | None = None
         super().__init__(params, defaults, generator, process_group)
 
     @abstractmethod
@@ -71,13 +76,14 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
-        return any(id(p) in self._listened for p in parameters)
+        # A closure on shards calls layers with gathered tensors.
+        return self._closure_on_shards is not None or any(id(p) in self._listened for p in parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._uses = {}
+        self._uses, self._owned = {}, None
         super().__setstate__(state)
 
     def _wait(self) -> None:
@@ -86,14 +92,22 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         self._listened = {id(p) for p in [*self._due(), *by_hand]}
         wait_for_layers(self, bool(self._listened))
 
+    def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
+        wait_for_layers(self, True)
+        try:
+            return super()._on_shards(closure, due, gradients=gradients)
+        finally:
+            wait_for_layers(self, bool(self._listened))
+
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         found = find_any(self.caller, loss)
         numbered = self._numbered
         with torch.no_grad():
-            seen = SeenLayers(self.caller, loss, found, numbered)
-            leaves = inspect_graph(loss).leaves
-            wanted = set(map(id, parameters))
-            seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
+            trained = [p for p in numbered if p.requires_grad]
+            leaf_of = dict(zip(map(id, trained), self._leaves_of(trained), strict=True))
+            seen = SeenLayers(self.caller, loss, found, numbered, [leaf_of.get(id(p), p) for p in numbered])
+            leaves = set(map(id, inspect_graph(loss).leaves))
+            seen.require_all([p for p in parameters if id(leaf_of[id(p)]) in leaves])
             uses = seen.uses(loss)
             # The check costs two gradients; a graph with unchanged uses does not need it again.
             if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
@@ -141,7 +155,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
                 state.pop(name, None)
 
     def _take(self, estimates: dict[int, Any]) -> None:
-        super()._take(estimates)
+        steps = self._owned_steps() if self.sharded else None
+        by_id = {id(p): p for p in self._numbered}
+        away = {key for key, h in estimates.items() if isinstance(h, Sums) and steps and not steps.owns(by_id[key])}
+        super()._take({key: 0.0 if key in away else h for key, h in estimates.items()})
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         found = [
             (self.state[p], groups[id(p)], estimates[id(p)])
@@ -151,6 +168,12 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         weights, due = [], []
         for block in found:
             state, group, sums = block
+            if "A" not in state:
+                # Another rank has the factors.
+                state["block"] = _written(sums.source.layout)
+                weights.append(0.0)
+                continue
+            state.pop("block", None)
             missing = any(name not in state for name in self._zeros_for(state, sums.source.layout))
             weights.append(1.0 if missing else max(1 / state["refreshes"], 1 - group["factor_decay"]))
             if missing or is_due(state["refreshes"], group["refresh_every"]):
@@ -160,9 +183,11 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _decompose(self, due: Sequence[tuple[State, Group, Sums]]) -> None:
         """Store what the step needs of blocks; each rank computes a share of the blocks for all ranks."""
-        if self._ranks.size == 1:
-            for state, group, sums in due:
-                state.update(self._decomposed(state, group, sums.source.layout))
+        if self._ranks.size == 1 or self.sharded:
+            found: list[dict[str, Tensor | None]] = []
+            self.agree(lambda: found.extend(self._decomposed(state, g, s.source.layout) for state, g, s in due))
+            for (state, _, _), result in zip(due, found, strict=True):
+                state.update(result)
             return
         if not due:
             return
@@ -188,7 +213,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
         blocks = {id(p): estimates[id(p)] for p in self._numbered if isinstance(estimates.get(id(p)), Sums)}
-        return {**estimates, **dict(zip(blocks, sums_of_ranks(list(blocks.values()), self._ranks), strict=True))}
+        found = sums_of_ranks(list(blocks.values()), self._ranks, joint=self.sharded)
+        return {**estimates, **dict(zip(blocks, found, strict=True))}
 
     @property
     def _numbered(self) -> list[Tensor]:
@@ -199,35 +225,75 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         found = [(p, g, group) for group in self.param_groups for p, g in self.gradients(group)]
         for parameter, _, _ in found:
             self._require_curvature(parameter)
-        directions = self._directions({id(p): precise(g) for p, g, _ in found})
+        given = {id(p): precise(g) for p, g, _ in found}
+        directions = self._directions_of_shards(given) if self.sharded else self._directions(given)
         for group in self.param_groups:
             own = [(p, g, directions[id(p)]) for p, g, its in found if its is group]
-            shorter = _clipped(group, own)
+            shorter = self._clipped(group, own)
             for parameter, _, direction in own:
                 self._move(parameter, group, direction * shorter)
 
     def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
         """Multiply the inverse of each block with its gradients; a missing gradient counts as zero."""
-        numbered, directions = self._numbered, {}
+        directions = {}
+        for group, state, layout, own in self._blocks(gradients):
+            if "A" not in state:
+                continue
+            # The dict is indexed by leaf number, like a list.
+            leaves: Any = {
+                piece.index: gradients[id(p)] if id(p) in gradients else precise(p.new_zeros(p.shape))
+                for piece, p in zip(layout.pieces, own, strict=True)
+            }
+            solved: Any = dict.fromkeys(leaves)
+            layout.scatter(self._solve(state, group, layout.gather(leaves, 1)), solved)
+            for piece, p in zip(layout.pieces, own, strict=True):
+                directions[id(p)] = solved[piece.index].reshape(p.shape)
+        return directions
+
+    def _blocks(self, gradients: Mapping[int, Tensor]) -> Iterator[tuple[Group, State, Layout, list[Tensor]]]:
+        """Iterate over the blocks with gradients: their group, state, layout and parameters."""
+        numbered = self._numbered
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
-                if "layout" not in state:
+                written = state.get("layout", state.get("block"))
+                if written is None:
                     continue
-                layout = _read(state["layout"])
+                layout = _read(written)
                 own = [numbered[piece.index] for piece in layout.pieces]
-                if not any(id(p) in gradients for p in own):
-                    continue
-                # The dict is indexed by leaf number, like a list.
-                leaves: Any = {
-                    piece.index: gradients[id(p)] if id(p) in gradients else torch.zeros_like(precise(p))
-                    for piece, p in zip(layout.pieces, own, strict=True)
-                }
-                solved: Any = dict.fromkeys(leaves)
-                layout.scatter(self._solve(state, group, layout.gather(leaves, 1)), solved)
-                for piece, p in zip(layout.pieces, own, strict=True):
-                    directions[id(p)] = solved[piece.index].reshape(p.shape)
-        return directions
+                if any(id(p) in gradients for p in own):
+                    yield group, state, layout, own
+
+    def _directions_of_shards(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Multiply whole gradients by the inverses on the ranks that have them, and shard the results."""
+        steps = self._owned_steps()
+        parts = [(p, own[0]) for _, _, _, own in self._blocks(gradients) for p in own if id(p) in gradients]
+        wholes = {id(p): steps.gathered(p, gradients[id(p)], first) for p, first in parts}
+        present = {key: whole for key, whole in wholes.items() if whole is not None}
+        found: dict[int, Tensor] = {}
+        self.agree(lambda: found.update(self._directions(present)))
+        return {id(p): steps.scattered(p, found.get(id(p)), precise(p).dtype) for p, _ in parts}
+
+    def _owned_steps(self) -> OwnedSteps:
+        numbered = self._numbered
+        if self._owned is None or not self._owned.covers(numbered):
+            states = [self.state.get(p, {}) for p in numbered]
+            held, elsewhere = ([name in state for state in states] for name in ("A", "block"))
+            # A block belongs to its first parameter, the weight: inverses of (p, p) and (q, q).
+            costs = [float(len(p)) ** 3 + (p.numel() / len(p)) ** 3 if p.dim() > 1 else 0.0 for p in numbered]
+            self._owned = OwnedSteps(self.caller, numbered, costs, held, elsewhere)
+        return self._owned
+
+    def _clipped(self, group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:
+        """Return the factor that keeps the step's squared length in the metric of the curvature below `kl_clip`."""
+        if group["kl_clip"] is None or not steps:
+            return 1.0
+        like = local_part(steps[0][2])
+        products = [torch.sum(precise(local_part(g)) * local_part(d)).to(like) for _, g, d in steps]
+        if self.sharded:
+            products = [like.new_tensor(self.total([p for p, _, _ in steps], list(map(float, products))))]
+        squared = torch.stack(products).sum() * group["lr"] ** 2
+        return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
 
     def _move(self, parameter: Tensor, group: Group, direction: Tensor) -> None:
         state, step = self.state[parameter], direction * group["lr"]
@@ -242,15 +308,6 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.sub_(step.to(parameter.dtype))
-
-
-def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:
-    """Return the factor that keeps the step's squared length in the metric of the curvature below `kl_clip`."""
-    if group["kl_clip"] is None or not steps:
-        return 1.0
-    products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
-    squared = torch.stack(products).sum() * group["lr"] ** 2
-    return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
 
 
 def _written(layout: Layout) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.trees import describe
 from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
 from hodiff.graphs import coarsest_eps, nodes_of
 from hodiff.operators.kfac import moments
@@ -67,10 +68,20 @@ class Sums:
 
 
 class SeenLayers:
-    """Layers with some parameters, in the order of the blocks' indices, on which a loss depends."""
+    """Layers with some parameters, in the order of the blocks' indices, on which a loss depends.
 
-    def __init__(self, caller: str, loss: Tensor, found: FoundLoss, parameters: Sequence[Tensor]):
-        self._caller, self._found, self._parameters = caller, found, parameters
+    Args:
+        caller: Name of the optimizer.
+        loss: The loss.
+        found: Loss of torch in its graph.
+        parameters: The parameters.
+        leaves: Leaf of the graph for each parameter: its shard, or the parameter itself.
+    """
+
+    def __init__(
+        self, caller: str, loss: Tensor, found: FoundLoss, parameters: Sequence[Tensor], leaves: Sequence[Tensor]
+    ):
+        self._caller, self._found, self._parameters, self._leaves = caller, found, parameters, leaves
         self._eps = coarsest_eps(loss)
         numbers = {id(p): i for i, p in enumerate(parameters) if p.requires_grad}
         self.calls: dict[nn.Module, list[Call]] = {}
@@ -145,19 +156,16 @@ class SeenLayers:
             calls |= {piece.index: len(self.calls[module]) for piece in source.layout.pieces}
         leaves = {id(node.variable): node for node in consumers if hasattr(node, "variable")}
         return {
-            id(p): (calls.get(i), _operators(leaves[id(p)], consumers))
-            for i, p in enumerate(self._parameters)
-            if id(p) in leaves
+            id(p): (calls.get(i), _operators(leaves[id(leaf)], consumers))
+            for i, (p, leaf) in enumerate(zip(self._parameters, self._leaves, strict=True))
+            if id(leaf) in leaves
         }
 
     def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
         """Raise on parameters whose gradients do not come from their layers' calls alone."""
         outputs = self._found.outputs
         cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
-        trained = [p for p in self._parameters if p.requires_grad]
-        true = torch.autograd.grad([self._found.edge], trained, [cotangent], retain_graph=True, allow_unused=True)
-        by_id = {id(p): g.to_dense() if g.is_sparse else g for p, g in zip(trained, true, strict=True) if g is not None}
-        leaves = [precise(by_id.get(id(p), torch.zeros_like(p))) for p in self._parameters]
+        leaves = list(map(precise, self._true_gradients(cotangent)))
         modules = dict(self.sources)
         for source, g in self._pulled(cotangent[None]):
             a = self._inputs(source, modules[source], fisher)
@@ -168,6 +176,20 @@ class SeenLayers:
                     f"got those of {source.layer}, whose gradient does not match the layer's inputs and outputs; "
                     f"{REMEDY}."
                 )
+
+    def _true_gradients(self, cotangent: Tensor) -> list[Tensor]:
+        """Compute the gradients of all parameters; of sharded ones, those of this rank's loss in the whole tensors."""
+        places = {id(leaf): i for i, leaf in enumerate(self._leaves) if leaf.requires_grad}
+        wanted: list[tuple[int, Any]] = [(i, self._leaves[i]) for i in places.values()]
+        if any(p is not leaf for p, leaf in zip(self._parameters, self._leaves, strict=True)):
+            wanted = [(places[id(leaf)], edge) for leaf, edge in gathered_in(self._found.edge) if id(leaf) in places]
+        edges = [edge for _, edge in wanted]
+        found = torch.autograd.grad([self._found.edge], edges, [cotangent], retain_graph=True, allow_unused=True)
+        total = [torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in self._parameters]
+        for (i, _), gradient in zip(wanted, found, strict=True):
+            if gradient is not None:
+                total[i] = total[i] + (gradient.to_dense() if gradient.is_sparse else gradient)
+        return total
 
     def _add(self, module: nn.Module, calls: list[Call], held: dict[str, int]) -> None:
         known, name = known_type(module), str(module)

@@ -22,14 +22,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hodiff.distributed.layouts import is_distributed
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.finite_numbers import require_norms
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
+from hodiff.optim.owned_steps import OwnedSteps
+from hodiff.optim.process_groups import attempted
 from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain
 from hodiff.torch_internals import many_tensors as many
 
+# Entry of a sharded parameter's state on the ranks that do not own it: the owner's rank.
+_ON_RANK = "on_rank"
 # From this number of elements on, the call takes little of the time, and joint temporaries need much memory. Other
 # devices than the CPU take longer to start an operator, and less time for its arithmetic.
 _LARGE_ON_CPU, _LARGE_ELSEWHERE = 2**16, 2**20
@@ -124,6 +129,8 @@ class KroneckerOptimizer(StochasticOptimizer):
     def __init__(self, params: Any, defaults: Group):
         # By name, dimension and first state: stacked entries of states, and their views in the states.
         self._joint: dict[tuple[Any, ...], tuple[Tensor, Sequence[Tensor]]] = {}
+        # Owners of the sharded parameters, once they are known.
+        self._owned: OwnedSteps | None = None
         super().__init__(params, defaults)
 
     @abstractmethod
@@ -132,7 +139,7 @@ class KroneckerOptimizer(StochasticOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._joint = {}
+        self._joint, self._owned = {}, None
 
     @abstractmethod
     def _least(self, group: Group) -> float:
@@ -156,11 +163,51 @@ class KroneckerOptimizer(StochasticOptimizer):
         self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure, accumulates=True)
         found = [(group, [pair for pair in self.gradients(group) if pair[0].numel()]) for group in self.param_groups]
+        sharded = [(group, p, g) for group, pairs in found for p, g in pairs if is_distributed(p)]
+        found = [(group, [pair for pair in pairs if not is_distributed(pair[0])]) for group, pairs in found]
+        if sharded:
+            self._move_shards(sharded)
         require_norms(self.caller, [(precise(g), self._least(group)) for group, pairs in found for _, g in pairs])
         for group, pairs in found:
             for alike in self._alike(group, pairs):
                 self._move(group, [p for p, _ in alike], [g for _, g in alike])
         return loss
+
+    def _move_shards(self, given: Sequence[tuple[Group, Tensor, Tensor]]) -> None:
+        """Move sharded parameters; the owner of each computes its step from the whole gradient."""
+        steps = self._owned_steps()
+        wholes = [steps.gathered(p, g, p) for _, p, g in given]
+        own = [(group, p, g) for (group, p, _), g in zip(given, wholes, strict=True) if g is not None]
+
+        def computed() -> dict[int, Tensor | None]:
+            return {id(p): self._steps(group, [self.state[p]], p.shape, [g], p.dtype) for group, p, g in own}
+
+        # No state may change if a gradient is refused on any rank.
+        least = [(precise(g), self._least(group)) for group, _, g in own]
+        steps.exchange(attempted(require_norms, self.caller, least)[1], [])
+        found, error = attempted(computed)
+        found = found or {}
+        moving = steps.exchange(error, [float(found.get(id(p)) is not None) for _, p, _ in given])
+        for (group, p, _), moves in zip(given, moving, strict=True):
+            if not steps.owns(p) and self.state[p].get(_ON_RANK) != steps.owner(p):
+                self.state[p] = {_ON_RANK: steps.owner(p)}
+            if moves:
+                self._decay(group, [p])
+                p.sub_(steps.scattered(p, found.get(id(p)), p.dtype))
+
+    def _owned_steps(self) -> OwnedSteps:
+        sharded = [(g, p) for g in self.param_groups for p in g["params"] if is_distributed(p) and p.numel()]
+        if self._owned is None or not self._owned.covers([p for _, p in sharded]):
+            sizes = [self._sizes(self._working_shape(p.shape, g), g) for g, p in sharded]
+            costs = [
+                p.numel() * sum(each[0] for each in own if each) + sum(float(each[0]) ** 3 for each in own if each)
+                for (_, p), own in zip(sharded, sizes, strict=True)
+            ]
+            states = [self.state.get(p, {}) for _, p in sharded]
+            elsewhere = [_ON_RANK in state for state in states]
+            held = [bool(state) and not away for state, away in zip(states, elsewhere, strict=True)]
+            self._owned = OwnedSteps(self.caller, [p for _, p in sharded], costs, held, elsewhere)
+        return self._owned
 
     def _alike(self, group: Group, pairs: Sequence[Pair]) -> Iterable[list[Pair]]:
         """Group parameters that step together: small ones of one shape, dtype, device and number of steps."""
@@ -174,23 +221,35 @@ class KroneckerOptimizer(StochasticOptimizer):
         return lists.values()
 
     def _move(self, group: Group, parameters: list[Tensor], gradients: Sequence[Tensor]) -> None:
-        shape = working_shape(parameters[0].shape, group["max_preconditioner_size"], group["merge_dims"])
-        states = [self.state[p] for p in parameters]
-        given = precise(stacked(gradients)).reshape(len(states), *shape)
+        states, first = [self.state[p] for p in parameters], parameters[0]
+        steps = self._steps(group, states, first.shape, gradients, first.dtype)
+        if steps is not None:
+            self._decay(group, parameters)
+            many.sub_(parameters, steps.unbind())
+
+    def _steps(
+        self, group: Group, states: Sequence[State], shape: torch.Size, gradients: Sequence[Tensor], dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return what is subtracted from parameters of one shape, (k, *shape), or None for no step."""
+        given = precise(stacked(gradients)).reshape(len(states), *self._working_shape(shape, group))
         directions = self._directions(states, group, given)
-        if directions is None:
-            return
+        return None if directions is None else (directions * group["lr"]).to(dtype).reshape(len(states), *shape)
+
+    @staticmethod
+    def _decay(group: Group, parameters: Sequence[Tensor]) -> None:
         if group["weight_decay"]:
             keep = 1 - group["lr"] * group["weight_decay"]
             for parameter in parameters:
                 parameter.mul_(keep)
-        steps = (directions * group["lr"]).to(parameters[0].dtype)
-        many.sub_(parameters, steps.reshape(len(states), *parameters[0].shape).unbind())
+
+    @staticmethod
+    def _working_shape(shape: Sequence[int], group: Group) -> tuple[int, ...]:
+        return working_shape(shape, group["max_preconditioner_size"], group["merge_dims"])
 
     def _numbers(self, shape: Sequence[int], group: Group) -> int:
         """Return the numbers of a parameter's largest tensor."""
-        working = working_shape(shape, group["max_preconditioner_size"], group["merge_dims"])
-        return max(map(prod, [shape, *(size for size in self._sizes(working, group) if size)]))
+        sizes = self._sizes(self._working_shape(shape, group), group)
+        return max(map(prod, [shape, *(size for size in sizes if size)]))
 
     def _sizes(self, shape: Sequence[int], group: Group) -> list[tuple[int, ...] | None]:
         """Return the shapes of the second moments of a parameter."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
-from hodiff.optim.finite_numbers import norm_of, require_finite
+from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import (
     CURVATURES,
     Closure,
@@ -55,10 +55,11 @@ class NewtonCG(TruncatedNewtonOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
             has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -153,13 +154,14 @@ class HessianFree(SolverOptimizer):
         process_group: Process group of `torch.distributed` whose ranks train this model, such as
             `torch.distributed.group.WORLD`. Loss, gradient and products are means over the ranks. "local" if each rank
             has a model of its own.
+            Parameters under `fully_shard` need the group.
 
     Attributes:
         last: `HessianFreeStep` of the last step, or None.
 
     Raises:
-        InputError: If a setting is out of its range, a parameter complex or a DTensor over several ranks, or this
-            process is not in the group.
+        InputError: If a setting is out of its range, a parameter complex or a DTensor without its process group,
+            or this process is not in the group.
 
     Example:
         >>> import torch, hodiff
@@ -208,8 +210,8 @@ class HessianFree(SolverOptimizer):
         require_closure(self.caller, closure)
         assert closure is not None
         draw = RandomState(self.parameters())
-        (model,) = self.joined(*self._ranks.attempt(self._models, closure))
-        model.require_finite()
+        (model,) = self.joined(*self.attempted(closure, lambda: self._models(closure)))
+        self.agree(model.require_finite)
         put_gradients(model.parameters, model.leaves(model.gradient))
         self._search(model, NearbyValues(self, model.parameters, model, closure, draw))
         return model.loss
@@ -234,7 +236,8 @@ class HessianFree(SolverOptimizer):
         accepted = bool(gain < 0)
         if accepted:
             self.add(model.leaves(best.x), model.parameters)
-        require_finite(self.caller, "solutions of the Gauss-Newton equations", [kept[-1].x])
+        what = "solutions of the Gauss-Newton equations"
+        self.agree(lambda: require_finite(self.caller, what, [kept[-1].x]))
         for parameter, leaf in zip(model.parameters, model.leaves(kept[-1].x), strict=True):
             self.state[parameter]["solution"] = leaf.clone()
         self.last = HessianFreeStep(count, values.count, ratio, damping, accepted)
@@ -249,12 +252,12 @@ class HessianFree(SolverOptimizer):
         """Run conjugate gradients; return the number of steps and the iterates for backtracking, in order."""
         parts = [self.state[p].get("solution") for p in model.parameters]
         warm = None if any(part is None for part in parts) else self.setting("warm_start") * model.vector(parts)
-        enough = self.setting("cg_tolerance") * norm_of(right)
+        enough = self.setting("cg_tolerance") * model.inner.norm(right)
         values: list[float] = []
         kept: list[Iterate] = []
         mark = 1.0
         with explained(self.caller):
-            for each in iterates(product, right, warm, self._preconditioner(model)):
+            for each in iterates(product, right, model.inner, warm, self._preconditioner(model)):
                 values.append(each.value)
                 if each.count >= mark:
                     kept.append(each)
@@ -272,8 +275,8 @@ class HessianFree(SolverOptimizer):
         diagonal, unit = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0), shift**0.5)
         damped = diagonal + shift / unit**2
         # Entries that are zero beside the largest carry no information.
-        largest = damped.max() if damped.numel() else damped.new_zeros(())
-        return damped.clamp_min(torch.finfo(damped.dtype).eps * float(largest)) ** _POWER if largest > 0 else None
+        largest = model.inner.largest(damped)
+        return damped.clamp_min(torch.finfo(damped.dtype).eps * largest) ** _POWER if largest > 0 else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last": self.last}

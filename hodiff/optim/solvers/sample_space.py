@@ -51,6 +51,8 @@ class _OneSample(nn.Module):
 class SampleSpaceOptimizer(SolverOptimizer):
     """Optimizer for functions of one sample that call a module."""
 
+    sharded_by_group = None
+
     def __init__(self, model: nn.Module, defaults: dict[str, Any], chunk_size: int | None):
         if not isinstance(model, nn.Module):
             raise InputError(

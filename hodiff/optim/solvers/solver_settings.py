@@ -5,8 +5,8 @@ Values of the loss at points near the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.local_models import (
@@ -27,9 +28,12 @@ from hodiff.optim.local_models import (
 )
 from hodiff.optim.process_groups import Ranks, code_of, differ, mark_of
 from hodiff.optim.recorded_losses import explained
+from hodiff.optim.sharded_closures import ShardedClosure
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
 from hodiff.recompute.lost_slopes import noting_operands
 from hodiff.recompute.reachable import modules_in
+
+R = TypeVar("R")
 
 # Ratios of actual to predicted decrease, and the factors of the damping below the first or above the second.
 _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
@@ -38,7 +42,9 @@ _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
 class SolverOptimizer(StochasticOptimizer):
     """Optimizer with one curvature matrix for all parameters."""
 
-    sharded_too = False
+    sharded_by_group: ClassVar[bool | None] = True
+    # The closure of the running step, if parameters are sharded.
+    _closure_on_shards: ShardedClosure | None = None
     # Settings that may differ between groups.
     _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
 
@@ -76,7 +82,7 @@ class SolverOptimizer(StochasticOptimizer):
             for parameter in parameters:
                 parameter.grad = None
             with noting_operands(self):
-                returned = closure()
+                returned = closure() if self._closure_on_shards is None else self._closure_on_shards.returned()
         if any(parameter.grad is not None for parameter in parameters):
             raise InputError(
                 f"{self.caller}: closure: expected a closure that does not call backward, which frees the graph that "
@@ -87,7 +93,23 @@ class SolverOptimizer(StochasticOptimizer):
     def model(self, returned: Any, parameters: Sequence[Tensor]) -> LocalModel:
         """Build the local model of a loss in some parameters, from the return value of a closure."""
         with explained(self.caller):
-            return self.kind(self.caller, parameters, returned)
+            return self.kind(self.caller, parameters, returned, self._closure_on_shards)
+
+    def attempted(self, closure: Closure, build: Callable[[], R]) -> tuple[R | None, Exception | None]:
+        """Build local models from a closure's result; on shards, no rank can announce an error to the others."""
+        if not self.sharded:
+            return self._ranks.attempt(build)
+        shards = self._closure_on_shards = ShardedClosure(self.caller, closure, self.parameters(), self._ranks)
+        try:
+            return shards.recorded(build), None
+        finally:
+            self._closure_on_shards = None
+
+    def value(self, closure: Closure) -> Tensor:
+        """Evaluate a closure's loss at the parameters."""
+        if self.sharded:
+            closure = ShardedClosure(self.caller, closure, self.parameters(), self._ranks).returned
+        return value_of(self.caller, closure())
 
     def joined(self, models: Sequence[LocalModel] | None, error: Exception | None) -> Sequence[LocalModel]:
         """Make the models of this rank those of the mean loss of all ranks.
@@ -108,7 +130,7 @@ class SolverOptimizer(StochasticOptimizer):
             if error is None:
                 indices = {id(p): i for i, p in enumerate(own)}
                 reached = code_of(indices[id(p)] for model in models for p in model.parameters)
-                numbers = [mark_of(own), reached]
+                numbers = [0.0 if self.sharded else mark_of(own), reached]
             rows = self._ranks.exchange(self.caller, error, numbers, own[0].device)
             self.require_equal(rows[:, :1])
             if differ(rows[:, 1:]):
@@ -131,8 +153,10 @@ class SolverOptimizer(StochasticOptimizer):
         """Return the parameters on which a closure's result depends; other parameters do not move."""
         ends = returned if self.kind is HessianModel else outputs_and_loss(self.caller, returned)[0]
         tensors = [each for each in pytree.tree_leaves(ends) if isinstance(each, Tensor)]
-        leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
         # Without any such parameter, the model of all parameters raises a fitting error.
+        if self._closure_on_shards is not None:
+            return self._closure_on_shards.reached(*tensors) or self.parameters()
+        leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
         return [p for p in self.parameters() if id(p) in leaves] or self.parameters()
 
     def rates(self) -> dict[int, Any]:
@@ -182,7 +206,12 @@ class NearbyValues:
     def __call__(self, steps: Sequence[Tensor]) -> float:
         """Evaluate the function after a step, times the learning rates."""
         self.count += 1
-        value, error = self._ranks.attempt(self._own_value, steps)
+        value: float | None = None
+        error: Exception | None = None
+        if self._optimizer.sharded:
+            value = self._own_value(steps)
+        else:
+            value, error = self._ranks.attempt(self._own_value, steps)
         if self._ranks.size > 1:
             rows = self._ranks.exchange(self._optimizer.caller, error, [value or 0.0], self._places[0].device)
             return float(rows.mean())
@@ -193,7 +222,7 @@ class NearbyValues:
         self._optimizer.add(steps, self._parameters)
         try:
             with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
-                value = value_of(self._optimizer.caller, self._closure())
+                value = self._optimizer.value(self._closure)
             return self._sign * float(value) + self._penalty()
         finally:
             for parameter, place in zip(self._parameters, self._places, strict=True):
@@ -202,4 +231,5 @@ class NearbyValues:
     def _penalty(self) -> float:
         if not self._decay:
             return 0.0
-        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._parameters)
+        squares = [float(local_part(p).double().square().sum()) for p in self._parameters]
+        return 0.5 * self._decay * self._optimizer.total(self._parameters, squares)

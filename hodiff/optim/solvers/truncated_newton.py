@@ -16,7 +16,9 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
-from hodiff.optim.finite_numbers import norm_of, require_finite
+from hodiff.distributed.layouts import local_part
+from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.inner_products import InnerProduct
 from hodiff.optim.local_models import Closure, LocalModel, put_gradients, require_closure
 from hodiff.optim.recorded_losses import explained
 from hodiff.optim.settings import BACKTRACKING
@@ -44,35 +46,39 @@ class Iterate:
 
 
 def iterates(
-    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None, preconditioner: Tensor | None = None
+    product: Callable[[Tensor], Tensor],
+    b: Tensor,
+    inner: InnerProduct,
+    start: Tensor | None = None,
+    preconditioner: Tensor | None = None,
 ) -> Iterator[Iterate]:
     """Solve `A x = b` for a symmetric A; yield iterates until the residual is zero or curvature is not positive."""
     residual = b.clone() if start is None else b - product(start)
     # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.
-    largest = float(torch.stack([b.abs().max(), residual.abs().max()]).max()) if b.numel() else 0.0
+    largest = inner.largest(b, residual)
     scale = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest and math.isfinite(largest) else 1.0
     b, residual = b / scale, residual / scale
     x = torch.zeros_like(b) if start is None else start / scale
     scaled = residual if preconditioner is None else residual / preconditioner
-    direction, squared, count = scaled.clone(), float(residual @ scaled), 0
+    direction, squared, count = scaled.clone(), inner.dot(residual, scaled), 0
     while True:
-        norm = squared**0.5 if preconditioner is None else norm_of(residual)
-        value = -0.5 * float(x @ (b + residual)) * scale * scale
+        norm = squared**0.5 if preconditioner is None else inner.norm(residual)
+        value = -0.5 * inner.dot(x, b + residual) * scale * scale
         yield Iterate(count, x * scale, norm * scale, value)
         if not squared:
             return
         multiplied = product(direction)
-        curvature = float(direction @ multiplied)
-        length = norm if preconditioner is None else norm_of(direction)
+        curvature = inner.dot(direction, multiplied)
+        length = norm if preconditioner is None else inner.norm(direction)
         # Rounding makes a curvature of zero a tiny one of either sign.
-        if curvature <= torch.finfo(b.dtype).eps * norm_of(multiplied) * length:
+        if curvature <= torch.finfo(b.dtype).eps * inner.norm(multiplied) * length:
             yield Iterate(count, x * scale, norm * scale, value, descent=direction * scale)
             return
         step = squared / curvature
         x = x + step * direction
         residual = residual - step * multiplied
         scaled = residual if preconditioner is None else residual / preconditioner
-        before, squared = squared, float(residual @ scaled)
+        before, squared = squared, inner.dot(residual, scaled)
         direction = scaled + (squared / before) * direction
         count += 1
 
@@ -112,13 +118,14 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         require_closure(self.caller, closure)
         assert closure is not None
         draw = RandomState(self.parameters())
-        models = self.joined(*self._ranks.attempt(lambda: self._models(self.returned(closure))))
+        models = self.joined(*self.attempted(closure, lambda: self._models(self.returned(closure))))
         parameters = [p for model in models for p in model.parameters]
         for model in models:
-            model.require_finite()
+            self.agree(model.require_finite)
         put_gradients(parameters, [g for model in models for g in model.leaves(model.gradient)])
         solutions = [self._solution(model) for model in models]
-        require_finite(self.caller, "solutions of Newton's equations", [found for found, _ in solutions])
+        found = [each for each, _ in solutions]
+        self.agree(lambda: require_finite(self.caller, "solutions of Newton's equations", found))
         steps = [leaf for model, (found, _) in zip(models, solutions, strict=True) for leaf in model.leaves(found)]
         if self.setting("line_search_fn") is None:
             self.add(steps, parameters)
@@ -137,13 +144,13 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         decay, damping = self.setting("weight_decay"), self.setting("damping")
         place = model.vector([p.detach() for p in model.parameters])
         right = -(sign * model.gradient + decay * place)
-        enough = self.setting("cg_tolerance") * norm_of(right)
+        enough = self.setting("cg_tolerance") * model.inner.norm(right)
 
         def product(v: Tensor) -> Tensor:
             return sign * model.product(v) + (decay + damping) * v
 
         with explained(self.caller):
-            for each in iterates(product, right):
+            for each in iterates(product, right, model.inner):
                 if each.descent is not None and not each.count:
                     return each.descent, each.value
                 if each.residual <= enough or each.count >= self.setting("cg_iterations"):
@@ -154,11 +161,12 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         """Halve the step until it descends enough, or take none; return the change of the value at the full step."""
         whole = math.nan
         rates, decay = self.rates(), self.setting("weight_decay")
-        slope = 0.0
+        slopes = []
         for parameter, step in zip(parameters, steps, strict=True):
             assert parameter.grad is not None
-            descended = self._sign * parameter.grad + decay * parameter
-            slope += float(torch.sum(descended * step)) * float(rates[id(parameter)])
+            descended = self._sign * local_part(parameter.grad) + decay * local_part(parameter)
+            slopes.append(float(torch.sum(descended * local_part(step))) * float(rates[id(parameter)]))
+        slope = self.total(parameters, slopes)
         # Near a minimum the decrease is smaller than rounding.
         tolerance = torch.finfo(parameters[0].dtype).eps * abs(values.start)
         for halvings in range(_HALVINGS):
