@@ -154,10 +154,11 @@ class FactoredOperator(_AtPoint, LinearOperator):
         _require_options_of(estimators.trace, options)
         return _exactly(self._added([each.trace() for each in self.blocks]))
 
-    def diagonal(self, **options: Any) -> DiagonalEstimate:
+    def diagonal(self, *, exact: bool = True, **options: Any) -> DiagonalEstimate:
         """Compute the diagonal.
 
         Args:
+            exact: Not needed; the diagonal is always exact.
             **options: Options of `hodiff.estimators.diagonal`, none of which is needed.
 
         Returns:

@@ -19,11 +19,16 @@ from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
+from hodiff.graphs import cotangent_bytes
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 L = TypeVar("L")
+
+
+class OutputFormError(InputError):
+    """A model's outputs are not one real tensor with examples along its first dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +86,18 @@ class Recorded:
         outputs: The model's output tensor.
         leaves: The parameters in its graph.
         calls: Calls by layer.
+
+    Args:
+        function: The model, bound at its point.
+        model: The module with the layers.
+        layers: Names of layers to record.
+        every: Whether to raise for layers that the model does not call, or calls without recording; if false, they
+            have no calls.
     """
 
-    def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str]):
+    def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str], *, every: bool = True):
         self._caller = function.caller
+        self._every = every
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
         # Hooks are called from all threads.
@@ -92,7 +105,7 @@ class Recorded:
             outputs, _ = function(self.leaves)
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
         if not real or outputs.dim() == 0:
-            raise InputError(
+            raise OutputFormError(
                 f"{self._caller}: model: expected one real tensor with examples along its first dimension, got "
                 f"{describe(outputs)}; return the tensor that the loss needs."
             )
@@ -101,12 +114,17 @@ class Recorded:
         self._graph = outputs
         self.outputs = outputs.detach()
         unused = [name for name, calls in self.calls.items() if not calls]
-        if unused:
+        if unused and every:
             raise InputError(
                 f"{self._caller}: x: expected parameters of layers that the model calls, got those of "
                 f"{', '.join(map(repr, unused))}, which it does not call, or whose weight it passes to a function; "
                 f"{REMEDY}."
             )
+        self.keep(self.calls)
+
+    def keep(self, layers: Iterable[str]) -> None:
+        """Drop the calls of other layers."""
+        self.calls = {name: self.calls[name] for name in layers}
         self._flat = [call for calls in self.calls.values() for call in calls]
 
     @cached_property
@@ -118,6 +136,11 @@ class Recorded:
     def bytes_each(self) -> int:
         """Bytes of one more gradient."""
         return 2 * self.outputs.element_size() * sum(call.shape.numel() for call in self._flat)
+
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Bytes of one more gradient of all parameters, without the parameters' own."""
+        return 2 * cotangent_bytes(self._graph)
 
     def pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients of all calls' outputs, each (c, *shape), for cotangents (c, *outputs)."""
@@ -131,10 +154,24 @@ class Recorded:
 
     def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
         """Compute gradients of the parameters, by other code than the layers' gradients."""
-        found = torch.autograd.grad(self._graph, self.leaves, cotangent, retain_graph=True, allow_unused=True)
+        return [each[0] for each in self.pull_leaves(cotangent[None], range(len(self.leaves)))]
+
+    def pull_leaves(self, cotangents: Tensor, indices: Sequence[int]) -> list[Tensor]:
+        """Compute gradients (c, *shape) of some parameters for cotangents (c, *outputs)."""
+        leaves = [self.leaves[i] for i in indices]
+
+        def one(cotangent: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad(self._graph, leaves, cotangent, retain_graph=True, allow_unused=True)
+
+        # Sparse gradients of embeddings cannot be batched, but a single one can be computed.
+        rows = pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0]))
         return [
-            torch.zeros_like(leaf) if each is None else each.to_dense() if each.is_sparse else each
-            for each, leaf in zip(found, self.leaves, strict=True)
+            leaf.new_zeros(len(cotangents), *leaf.shape)
+            if each is None
+            else each.to_dense()
+            if each.is_sparse
+            else each
+            for each, leaf in zip(rows, leaves, strict=True)
         ]
 
     @contextmanager
@@ -149,6 +186,8 @@ class Recorded:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             x = args[0] if args else next(iter(kwargs.values()))
             if not isinstance(output, Tensor) or not output.requires_grad:
+                if not self._every:
+                    return
                 raise InputError(
                     f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
                     "recording; call it outside of torch.no_grad() and of a checkpoint."
@@ -160,3 +199,8 @@ class Recorded:
 
 def _filled(gradient: Tensor | None, call: Call, like: Tensor) -> Tensor:
     return like.new_zeros(len(like), *call.shape) if gradient is None else gradient
+
+
+def _with_rows(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Give gradients a first dimension of one."""
+    return [None if each is None else each.to_dense()[None] if each.is_sparse else each[None] for each in gradients]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hodiff import estimators
+from hodiff.common.options import require_bool, require_chunk_size
 from hodiff.common.trees import describe
 from hodiff.displays import element, facts, page, table
 from hodiff.errors import InputError
@@ -33,7 +34,9 @@ def _forwards_to(estimator: Callable[..., Any]) -> Callable[[F], F]:
     """Decorate a method that forwards its arguments, so that its signature shows the estimator's options."""
 
     def decorate(method: F) -> F:
-        (itself, *_), (_, *others) = (inspect.signature(each).parameters.values() for each in (method, estimator))
+        (itself, *own), (_, *others) = (inspect.signature(each).parameters.values() for each in (method, estimator))
+        # Positional parameters are the estimator's, keywords of the method are additional.
+        others += [each for each in own if each.kind is each.KEYWORD_ONLY]
         # mypy does not know that functions may have a signature of their own.
         method.__signature__ = inspect.signature(estimator).replace(parameters=[itself, *others])  # type: ignore[attr-defined]
         return method
@@ -66,22 +69,54 @@ class Estimates:
         return estimators.trace(self, **options)
 
     @_forwards_to(estimators.diagonal)
-    def diagonal(self, **options: Any) -> DiagonalEstimate:
-        """Estimate the diagonal; see `hodiff.estimators.diagonal`.
+    def diagonal(self, *, exact: bool = False, **options: Any) -> DiagonalEstimate:
+        r"""Estimate the diagonal, see `hodiff.estimators.diagonal`, or compute it exactly.
+
+        With `exact=True`, Gauss-Newton and Fisher operators compute
+
+        $$ \operatorname{diag}(J^\top M J) = \sum_{n,s} (J_n^\top s_n)^2, \qquad M_n = \sum_s s_n s_n^\top $$
+
+        over examples n and columns s, at most one for each output of an example, from the gradients of the examples.
+        A column costs about a gradient of the batch. If examples depend on each other, as in batch norm in training
+        mode, or the loss couples them, they take one gradient for each output of the whole batch. A `HessianOperator`
+        multiplies with n unit vectors. All models are supported, with any sharing of weights.
 
         Args:
-            **options: `method`, `products`, `probes`, `generator`, `chunk_size`, `progress`.
+            exact: Whether to compute the diagonal instead of estimating it.
+            **options: `method`, `products`, `probes`, `generator`, `chunk_size`, `progress`; only the last two if
+                `exact`.
 
         Returns:
-            A `DiagonalEstimate`.
+            A `DiagonalEstimate`; if exact, `products` counts the vectors that were pulled back.
+
+        Raises:
+            InputError: If an option does not fit.
 
         Example:
             >>> import torch
             >>> from hodiff.operators import MatrixOperator
-            >>> MatrixOperator(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).diagonal().value
+            >>> MatrixOperator(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).diagonal(exact=True).value
             tensor([1., 4.])
+
+        Source: F. Dangel, F. Kunstner & P. Hennig, "BackPACK: packing more into backprop", ICLR 2020, section 2.3.
         """
-        return estimators.diagonal(self, **options)
+        require_bool("diagonal", "exact", exact)
+        if not exact:
+            return estimators.diagonal(self, **options)
+        for name in options:
+            if name not in ("chunk_size", "progress"):
+                raise InputError(
+                    f"diagonal: {name}: expected only chunk_size and progress with exact=True, got {options[name]!r}; "
+                    "omit it, or exact."
+                )
+        chunk_size, progress = options.get("chunk_size", "auto"), options.get("progress", False)
+        require_chunk_size("diagonal", "chunk_size", chunk_size)
+        require_bool("diagonal", "progress", progress)
+        return self._exact_diagonal(chunk_size, progress)
+
+    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
+        """Compute `diagonal(exact=True)`, here by products with all unit vectors."""
+        return estimators.diagonal(self, method="exact", chunk_size=chunk_size, progress=progress)
 
     @_forwards_to(estimators.eigsh)
     def eigsh(self, k: int = 6, **options: Any) -> Eigenpairs:
