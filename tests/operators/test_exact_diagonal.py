@@ -130,6 +130,18 @@ class Averaged(nn.Module):
         return self.last(torch.tanh(self.first(x.mean(1)) + self.first(x.mean(1)).roll(1, 0)))
 
 
+class HiddenCoupling(nn.Module):
+    """A network whose examples are coupled in the derivative alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.last = nn.Parameter(torch.randn(D)), nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(x.mean(1) * self.scale)
+        return self.last(hidden + hidden.mean(0) - hidden.mean(0).detach())
+
+
 def images(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(
         nn.Unflatten(1, (2, 2)), nn.Conv2d(2, 4, 2, groups=2), *layers, nn.Flatten(), nn.Linear(20, 2)
@@ -154,6 +166,7 @@ HARD: dict[str, Callable[[], nn.Module]] = {
     "bypassed": Bypassed,
     "centered": Centered,
     "averaged": Averaged,
+    "hidden-coupling": HiddenCoupling,
     "batch-norm": images(nn.BatchNorm2d(4), nn.Softplus()),
     "group-norm": images(nn.GroupNorm(2, 4), nn.Softplus()),
     "weight-norm": weight_normed,
@@ -261,6 +274,20 @@ def test_fixed_dropout_masks(name: str) -> None:
     A = hodiff.GaussNewtonOperator(
         model, loss, x, data=[(inputs, targets), (inputs[:2], targets[:2])], randomness="fixed"
     )
+    close(A.diagonal(exact=True).value, A.to_dense().diagonal())
+
+
+def test_fixed_masks_of_outputs_that_are_no_single_tensor() -> None:
+    _, _, _, inputs, targets = hard_problem("folded")
+    w = torch.randn(D, 2).double()
+
+    def model(w: Tensor, inputs: Tensor) -> list[Tensor]:
+        return [F.dropout(inputs.mean(1), 0.5) @ w]
+
+    def loss(outputs: list[Tensor], targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[0], targets)
+
+    A = hodiff.GaussNewtonOperator(model, loss, w, inputs, targets, randomness="fixed")
     close(A.diagonal(exact=True).value, A.to_dense().diagonal())
 
 
