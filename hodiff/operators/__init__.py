@@ -1,5 +1,6 @@
 """Linear operators at a point: Hessian, Gauss-Newton, Fisher and Jacobian, and their algebra."""
 
+from hodiff.operators.block_diagonal import BlockDiagonalOperator as BlockDiagonalOperator
 from hodiff.operators.gauss_newton.fisher import EmpiricalFisherOperator as EmpiricalFisherOperator
 from hodiff.operators.gauss_newton.fisher import FisherOperator as FisherOperator
 from hodiff.operators.gauss_newton.gauss_newton import GaussNewtonOperator as GaussNewtonOperator

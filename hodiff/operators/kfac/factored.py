@@ -130,8 +130,8 @@ class FactoredOperator(_AtPoint, LinearOperator):
             inverted = block.inverse_by_factors(damping)
         else:
             raise InputError(
-                f"{type(self).__name__}.inverse: method: expected 'exact', because corrected eigenvalues are not "
-                "products of the factors' eigenvalues, got 'heuristic'; use KFACOperator for 'heuristic'."
+                f"{type(self).__name__}.inverse: method: expected 'exact', because the blocks' eigenvalues are not "
+                "products of factors' eigenvalues, got 'heuristic'; use KFACOperator for 'heuristic'."
             )
         # The largest reciprocal gives the range of the original eigenvalues.
         if not bool((inverted.values.abs() * _noise(1 / inverted.values) < 1).all()):

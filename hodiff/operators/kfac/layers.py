@@ -67,7 +67,7 @@ class Source:
 
 def sources_of(caller: str, model: nn.Module, names: Sequence[str], bias: str, norm: str) -> dict[str, list[Source]]:
     """Return the blocks of parameters, by layer; raise for layers that are not supported."""
-    _require_apart(caller, model)
+    require_apart(caller, model)
     owners = _owners(caller, model, names)
     found: dict[str, list[Source]] = {}
     for layer, held in owners.items():
@@ -160,7 +160,7 @@ def _is_module(model: nn.Module, name: str) -> bool:
     return name in dict(model.named_modules())
 
 
-def _require_apart(caller: str, model: nn.Module) -> None:
+def require_apart(caller: str, model: nn.Module) -> None:
     """Raise if batch norm uses the statistics of a batch, which couple examples."""
     for name, module in model.named_modules():
         if isinstance(module, MIXING) and (module.training or not module.track_running_stats):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.errors import InputError
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.layers import layer_blocks
 from hodiff.operators.kfac.recorded_layers import Recorded
@@ -32,6 +33,7 @@ class ExampleGradients:
         names: Names of the parameters.
         dtype: Dtype of the results.
         repeatable: Whether another evaluation of the model computes the same function.
+        mixing: Whether examples may depend on each other; if false, the methods raise if they do.
         progress: Whether to show progress bars.
 
     Attributes:
@@ -48,6 +50,7 @@ class ExampleGradients:
         dtype: torch.dtype,
         *,
         repeatable: bool = True,
+        mixing: bool = True,
         progress: bool = False,
     ):
         function = bound(inputs)
@@ -59,7 +62,8 @@ class ExampleGradients:
         self._separate = None
         if self._rest and repeatable:
             self._separate = SeparateGradients(self.recorded, bound, inputs, self._rest, progress=progress)
-        self._dtype, self._progress = dtype, progress
+        self._caller, self._names = function.caller, list(names)
+        self._dtype, self._mixing, self._progress = dtype, mixing, progress
         self.count = 0
 
     @property
@@ -76,12 +80,51 @@ class ExampleGradients:
         pending = self._add_separate(columns, chunk_size, totals) if self._separate is not None else self._rest
         if not pending:
             return totals
+        self._require_mixing(pending)
         self.count += len(columns) * len(self.outputs)
         for n in tqdm(range(len(self.outputs)), unit=" examples", disable=not self._progress):
             some = ColumnsOfOne(columns, n, len(self.outputs))
             for i, its in zip(pending, squares_of(self.recorded, some, pending, chunk_size, self._dtype), strict=True):
                 totals[i] += its
         return totals
+
+    def gradients(self, cotangent: Tensor) -> list[Tensor]:
+        """Compute the gradients (N, *shape) of the examples for each parameter."""
+        leaves, count = self.recorded.leaves, len(self.outputs)
+        rows = {i: torch.zeros(count, *leaves[i].shape, dtype=self._dtype, device=cotangent.device) for i in self._rest}
+
+        def visit(n: int, one: Recorded) -> None:
+            for i, its in zip(self._rest, one.pull_leaves(cotangent[None, n : n + 1], self._rest), strict=True):
+                rows[i][n] = its[0]
+
+        self._visit_all(visit)
+        if self._layers is not None:
+            rows |= self._layers.gradients(cotangent)
+        return [rows[i].reshape(count, *leaf.shape) for i, leaf in enumerate(leaves)]
+
+    def squared_norms(self, cotangent: Tensor) -> Tensor:
+        """Compute the squared norms (N,) of the examples' gradients."""
+        total = torch.zeros(len(self.outputs), dtype=self._dtype, device=cotangent.device)
+
+        def visit(n: int, one: Recorded) -> None:
+            for its in one.pull_leaves(cotangent[None, n : n + 1], self._rest):
+                total[n] += its.to(self._dtype).square().sum()
+
+        self._visit_all(visit)
+        return total if self._layers is None else total + self._layers.squared_norms(cotangent)
+
+    def _visit_all(self, visit: Callable[[int, Recorded], None]) -> None:
+        """Visit the examples one by one, and raise if they depend on each other."""
+        verified = self._separate.each(visit) if self._separate is not None else []
+        self._require_mixing([i for i in self._rest if i not in set(verified)])
+
+    def _require_mixing(self, pending: Sequence[int]) -> None:
+        if pending and not self._mixing:
+            raise InputError(
+                f"{self._caller}: model: expected independent examples, along the first dimension of inputs and "
+                f"outputs, got gradients of {self._names[pending[0]] or 'x'!r} that differ if an example is evaluated "
+                "alone; look for statistics over the batch, random numbers, or another order of dimensions."
+            )
 
     def _add_separate(self, columns: Columns, chunk_size: int | str | None, totals: list[Tensor]) -> list[int]:
         """Add the squares for parameters outside of layers, and return those for which examples are not separate."""
