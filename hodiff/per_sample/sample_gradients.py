@@ -99,17 +99,18 @@ class PerSample(ModelLossOperator):
     def _require_sum_over_examples(self, outputs: Tensor, targets: Any) -> None:
         """Raise if the loss of one example depends on the outputs of other examples."""
         odd = (torch.arange(len(outputs), device=outputs.device) % 2 == 1).reshape(-1, *[1] * (outputs.dim() - 1))
-        # Means of two examples stay in the domain of a loss of probabilities or rates.
-        moved = 0.99 * (outputs + outputs.roll(1, 0)) / 2
-        plain = self._cotangent(outputs, targets)
-        for some in (odd, ~odd):
-            other = self._cotangent(torch.where(some, moved, outputs), targets)
-            gap, eps = torch.where(some, 0, other - plain), torch.finfo(outputs.dtype).eps
-            if not bool(gap.norm() <= eps**0.5 * plain.norm()):
-                raise InputError(
-                    f"{CALLER}: loss: expected a mean or sum over independent examples, got a loss in which the "
-                    "gradient of one example depends on the outputs of others; no gradient belongs to one example."
-                )
+        plain, eps = self._cotangent(outputs, targets), torch.finfo(outputs.dtype).eps
+        turned = outputs.roll(1, 0)
+        # Multiples of outputs, and their means, stay in the domain of a loss of probabilities or rates.
+        for moved in (0.99 * turned, 0.49 * (outputs + turned)):
+            for some in (odd, ~odd):
+                other = self._cotangent(torch.where(some, moved, outputs), targets)
+                gap = torch.where(some, 0, other - plain)
+                if not bool(gap.norm() <= eps**0.5 * plain.norm()):
+                    raise InputError(
+                        f"{CALLER}: loss: expected a mean or sum over independent examples, got a loss in which the "
+                        "gradient of one example depends on the outputs of others; use the gradient of the batch."
+                    )
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         raise AssertionError("gradients have no products")

@@ -142,9 +142,9 @@ class HiddenCoupling(nn.Module):
         return self.last(hidden + hidden.mean(0) - hidden.mean(0).detach())
 
 
-def images(*layers: nn.Module) -> Callable[[], nn.Module]:
+def images(norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(
-        nn.Unflatten(1, (2, 2)), nn.Conv2d(2, 4, 2, groups=2), *layers, nn.Flatten(), nn.Linear(20, 2)
+        nn.Unflatten(1, (2, 2)), nn.Conv2d(2, 4, 2, groups=2), norm(), nn.Softplus(), nn.Flatten(), nn.Linear(20, 2)
     )
 
 
@@ -167,8 +167,8 @@ HARD: dict[str, Callable[[], nn.Module]] = {
     "centered": Centered,
     "averaged": Averaged,
     "hidden-coupling": HiddenCoupling,
-    "batch-norm": images(nn.BatchNorm2d(4), nn.Softplus()),
-    "group-norm": images(nn.GroupNorm(2, 4), nn.Softplus()),
+    "batch-norm": images(lambda: nn.BatchNorm2d(4)),
+    "group-norm": images(lambda: nn.GroupNorm(2, 4)),
     "weight-norm": weight_normed,
 }
 
