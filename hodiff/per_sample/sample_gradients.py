@@ -57,6 +57,7 @@ class PerSample(ModelLossOperator):
     @read_unchanged
     def collect(self, visit: Callable[[GradientsOfBatch], None]) -> None:
         """Evaluate each batch once, and visit it."""
+        self.domain.require_whole(CALLER, "the local gradients of each rank")
         # Examples that the loss ignores have gradients of 0, and count as examples.
         self.batches.known_size = None
         for module in self._held_modules:
@@ -118,3 +119,8 @@ class PerSample(ModelLossOperator):
 
 # Messages of the operators name the class.
 PerSample.__name__ = CALLER
+
+
+def factor_of(operator: PerSample, count: int, divisor: float) -> float:
+    """Return the factor between gradients of all examples, weighted by their batch's divisor, and the defined ones."""
+    return count / divisor if operator.batches.reduction == "mean" else 1.0

@@ -70,7 +70,7 @@ def test_hessians_copies_and_conversions() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(hodiff.InputError, match="memory_budget: expected at least .* 3.weight, 3.bias has 18 columns"):
+    with pytest.raises(hodiff.InputError, match=r"memory_budget: expected at least .* 3.weight, 3.bias has 18 columns"):
         BlockDiagonalOperator(A, memory_budget=100)
     with pytest.raises(hodiff.InputError, match="by: expected 'layer', 'parameter', or lists"):
         BlockDiagonalOperator(A, by=[["0.weight"]])

@@ -14,7 +14,7 @@ from torch import Tensor
 import hodiff
 from hodiff import InputError, estimators
 from hodiff.operators import DiagonalOperator, MatrixOperator
-from hodiff.operators.linear.linear_operator import Estimates
+from hodiff.operators.linear.estimates import Estimates
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROOT = torch.randn(7, 7, generator=GENERATOR, dtype=torch.float64)

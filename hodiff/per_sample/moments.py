@@ -1,25 +1,19 @@
-r"""Gradients of the examples, and statistics of them.
-
-With the loss $\ell$ of all N examples, a mean or sum, the gradient of example i is defined such that
-
-$$ \nabla_x \ell = \frac1N \sum_{i=1}^N g_i \;\text{for a mean}, \qquad
-   \nabla_x \ell = \sum_{i=1}^N g_i \;\text{for a sum}. $$
-"""
+"""Moments and noise scale of the gradients of the examples."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.estimators.results import precise
 from hodiff.operators.kfac.columns import Given
-from hodiff.per_sample.sample_gradients import CALLER, GradientsOfBatch, PerSample
+from hodiff.per_sample.sample_gradients import CALLER, GradientsOfBatch, PerSample, factor_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,93 +53,19 @@ class NoiseScale:
         return self.value
 
 
-def gradients(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> PyTree:
-    r"""Compute the gradient of each example.
-
-    $$ g_i = N\, \nabla_x \ell_i(x) \;\text{("mean")}, \qquad g_i = \nabla_x \ell_i(x) \;\text{("sum")},
-       \qquad \ell = \sum_{i=1}^N \ell_i $$
-
-    where $\ell_i$ is the part of the loss that depends on the outputs of example i. For a mean over examples, $g_i$ is
-    the gradient of the example's own loss. For a mean over tokens, or with class weights or ignored targets, the mean
-    of $g_i$ still is the gradient of $\ell$. Examples whose targets are all ignored have gradients of 0.
-
-    Layers (linear, convolution, embedding, normalization) compute all examples together; other parameters take an
-    evaluation of each example. Both are compared with the gradient of the batch.
-
-    Args:
-        model: Function `model(x, inputs)` that returns one tensor with examples along its first dimension; or an
-            `nn.Module`, and `x` a dict of its parameters.
-        loss: Function `loss(outputs, targets)` that returns the mean or sum over independent examples.
-        x: The point: a tensor or a pytree of tensors.
-        *args: `inputs, targets`; or one batch of another form, which is passed to both functions.
-        **options: `data`, batches to use instead of `args`; `reduction`, "mean" or "sum"; `batch_size`,
-            `check_deterministic`, `randomness`, `progress` and `correct`, as for `hodiff.HessianOperator`.
-
-    Returns:
-        A pytree like x, with a first dimension of length N.
-
-    Raises:
-        InputError: If an argument is invalid, examples depend on each other (as in batch norm in training mode), or
-            the loss couples them.
-
-    Example:
-        >>> import torch, hodiff
-        >>> model = lambda w, inputs: inputs @ w
-        >>> inputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])
-        >>> hodiff.per_sample.gradients(model, torch.nn.functional.mse_loss, torch.ones(1), inputs, targets)
-        tensor([[2.],
-                [8.]])
-
-    Source: I. Goodfellow, "Efficient per-example gradient computations", arXiv:1510.01799 (2015), section 4.
-    """
-    operator, batches = _operator(model, loss, x, args, options), list[tuple[float, list[Tensor]]]()
-    operator.collect(lambda batch: batches.append((batch.divisor, batch.gradients.gradients(batch.cotangent))))
-    scales = _scales(operator, [size for size, _ in batches], sum(len(rows[0]) for _, rows in batches))
-    columns = zip(
-        *([scale * row for row in rows] for scale, (_, rows) in zip(scales, batches, strict=True)), strict=True
-    )
-    joined = [torch.cat(parts).to(leaf.dtype) for parts, leaf in zip(columns, operator.leaves, strict=True)]
-    return operator.domain.tree_of(joined)
-
-
-def norms(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> Tensor:
-    r"""Compute the Euclidean norm $\|g_i\|$ of the gradient of each example, over all parameters.
-
-    For layers, no gradient of an example is formed if that is cheaper: with inputs a, output gradients b and places r
-    that share the weight,
-
-    $$ \Big\|\sum_r b_r a_r^\top\Big\|^2 = \sum_{r,s} (b_r \cdot b_s)(a_r \cdot a_s). $$
-
-    Args:
-        model: As in `hodiff.per_sample.gradients`.
-        loss: As in `hodiff.per_sample.gradients`.
-        x: As in `hodiff.per_sample.gradients`.
-        *args: As in `hodiff.per_sample.gradients`.
-        **options: As in `hodiff.per_sample.gradients`.
-
-    Returns:
-        Tensor (N,), in float32 or float64.
-
-    Raises:
-        InputError: As for `hodiff.per_sample.gradients`.
-
-    Example:
-        >>> import torch, hodiff
-        >>> model = lambda w, inputs: inputs @ w
-        >>> inputs, targets = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([1.0, 0.0])
-        >>> hodiff.per_sample.norms(model, torch.nn.functional.mse_loss, torch.zeros(2), inputs, targets)
-        tensor([10.,  0.])
-
-    Source: I. Goodfellow, arXiv:1510.01799 (2015), section 4; G. Rochette, A. Manoel & E. Tramel, "Efficient
-    per-example gradient computations in convolutional neural networks", arXiv:1912.06015 (2019).
-    """
-    operator, batches = _operator(model, loss, x, args, options), list[tuple[float, Tensor]]()
-    operator.collect(lambda batch: batches.append((batch.divisor, batch.gradients.squared_norms(batch.cotangent))))
-    scales = _scales(operator, [size for size, _ in batches], sum(len(one) for _, one in batches))
-    return torch.cat([scale * squares.sqrt() for scale, (_, squares) in zip(scales, batches, strict=True)])
-
-
-def moments(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> GradientMoments:
+def moments(
+    model: Callable[..., Any],
+    loss: Callable[..., Tensor],
+    x: PyTree,
+    *args: Any,
+    data: Iterable[PyTree] | None = None,
+    reduction: str = "mean",
+    batch_size: Callable[[PyTree], int] | None = None,
+    check_deterministic: bool = True,
+    randomness: str = "error",
+    progress: bool = False,
+    correct: bool = True,
+) -> GradientMoments:
     r"""Compute mean, second moment and variance of the gradients of the examples, element by element.
 
     $$ \bar g = \frac1N \sum_i g_i, \qquad \frac1N \sum_i g_i^2, \qquad
@@ -158,7 +78,13 @@ def moments(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> Gra
         loss: As in `hodiff.per_sample.gradients`.
         x: As in `hodiff.per_sample.gradients`.
         *args: As in `hodiff.per_sample.gradients`.
-        **options: As in `hodiff.per_sample.gradients`.
+        data: As in `hodiff.per_sample.gradients`.
+        reduction: As in `hodiff.per_sample.gradients`.
+        batch_size: As in `hodiff.per_sample.gradients`.
+        check_deterministic: As in `hodiff.per_sample.gradients`.
+        randomness: As in `hodiff.per_sample.gradients`.
+        progress: As in `hodiff.per_sample.gradients`.
+        correct: As in `hodiff.per_sample.gradients`.
 
     Returns:
         `GradientMoments`.
@@ -176,7 +102,20 @@ def moments(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> Gra
 
     Source: L. Balles, J. Romero & P. Hennig, "Coupling adaptive batch sizes with learning rates", UAI 2017, eq. 16.
     """
-    operator, sums = _operator(model, loss, x, args, options), _Sums()
+    operator = PerSample(
+        model,
+        loss,
+        x,
+        *args,
+        data=data,
+        reduction=reduction,
+        batch_size=batch_size,
+        check_deterministic=check_deterministic,
+        randomness=randomness,
+        progress=progress,
+        correct=correct,
+    )
+    sums = _Sums()
 
     def visit(batch: GradientsOfBatch) -> None:
         squares = batch.gradients.squares(Given(batch.cotangent[None]), "auto")
@@ -195,7 +134,19 @@ def moments(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> Gra
     return GradientMoments(tree(mean), tree(second), tree(variance), sums.count)
 
 
-def noise_scale(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) -> NoiseScale:
+def noise_scale(
+    model: Callable[..., Any],
+    loss: Callable[..., Tensor],
+    x: PyTree,
+    *args: Any,
+    data: Iterable[PyTree] | None = None,
+    reduction: str = "mean",
+    batch_size: Callable[[PyTree], int] | None = None,
+    check_deterministic: bool = True,
+    randomness: str = "error",
+    progress: bool = False,
+    correct: bool = True,
+) -> NoiseScale:
     r"""Compute the simple noise scale of the gradient, the batch size beyond which larger batches stop paying.
 
     $$ B_\mathrm{simple} = \frac{\operatorname{tr} \Sigma}{\|G\|^2}, \qquad
@@ -209,7 +160,13 @@ def noise_scale(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) ->
         loss: As in `hodiff.per_sample.gradients`.
         x: As in `hodiff.per_sample.gradients`.
         *args: As in `hodiff.per_sample.gradients`.
-        **options: As in `hodiff.per_sample.gradients`.
+        data: As in `hodiff.per_sample.gradients`.
+        reduction: As in `hodiff.per_sample.gradients`.
+        batch_size: As in `hodiff.per_sample.gradients`.
+        check_deterministic: As in `hodiff.per_sample.gradients`.
+        randomness: As in `hodiff.per_sample.gradients`.
+        progress: As in `hodiff.per_sample.gradients`.
+        correct: As in `hodiff.per_sample.gradients`.
 
     Returns:
         A `NoiseScale`.
@@ -228,7 +185,20 @@ def noise_scale(model: Any, loss: Any, x: PyTree, *args: Any, **options: Any) ->
     Source: S. McCandlish, J. Kaplan, D. Amodei & the OpenAI Dota Team, "An empirical model of large-batch training",
     arXiv:1812.06162 (2018), eq. 2.9 and appendix A.1.
     """
-    operator, sums = _operator(model, loss, x, args, options), _Sums()
+    operator = PerSample(
+        model,
+        loss,
+        x,
+        *args,
+        data=data,
+        reduction=reduction,
+        batch_size=batch_size,
+        check_deterministic=check_deterministic,
+        randomness=randomness,
+        progress=progress,
+        correct=correct,
+    )
+    sums = _Sums()
     operator.collect(
         lambda batch: sums.add(batch, _summed(batch), [precise(batch.gradients.squared_norms(batch.cotangent)).sum()])
     )
@@ -260,31 +230,9 @@ class _Sums:
         """Return the factor between the gradients in the sums and those of the examples."""
         if self.count < 2:
             raise InputError(f"{CALLER}: data: expected two examples or more, got {self.count}; add examples.")
-        return _factor(operator, self.count, self.divisor)
-
-
-def _operator(model: Any, loss: Any, x: PyTree, args: tuple[Any, ...], options: dict[str, Any]) -> PerSample:
-    for name in options:
-        if name not in OPTIONS:
-            raise InputError(f"{CALLER}: {name}: expected one of the options {', '.join(OPTIONS)}, got {name!r}.")
-    operator = PerSample(model, loss, x, *args, **options)
-    operator.domain.require_whole(CALLER, "the local gradients of each rank")
-    return operator
-
-
-OPTIONS = ("data", "reduction", "batch_size", "check_deterministic", "randomness", "progress", "correct")
+        return factor_of(operator, self.count, self.divisor)
 
 
 def _summed(batch: GradientsOfBatch) -> list[Tensor]:
     recorded = batch.gradients.recorded
     return [precise(each[0]) for each in recorded.pull_leaves(batch.cotangent[None], range(len(recorded.leaves)))]
-
-
-def _factor(operator: PerSample, count: int, divisor: float) -> float:
-    return count / divisor if operator.batches.reduction == "mean" else 1.0
-
-
-def _scales(operator: PerSample, sizes: list[float], count: int) -> list[float]:
-    """Return the factors of batches' gradients."""
-    factor = _factor(operator, count, sum(sizes))
-    return [factor * size for size in sizes]
