@@ -266,6 +266,16 @@ def test_outputs_that_are_no_single_tensor() -> None:
     close(A.diagonal(exact=True).value, A.to_dense().diagonal())
 
 
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss])
+def test_a_single_example_without_a_dimension(loss: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x = {name: p.detach() for name, p in model.named_parameters()}
+    targets = torch.tensor(1) if loss is F.cross_entropy else torch.randn(3).double()
+    problem = model, loss, x, torch.randn(3).double(), targets
+    close(hodiff.GaussNewtonOperator(*problem).diagonal(exact=True).value, expected_diagonal(*problem))
+
+
 @pytest.mark.parametrize("name", ["folded", "attention"])
 def test_fixed_dropout_masks(name: str) -> None:
     _, loss, _, inputs, targets = hard_problem(name)

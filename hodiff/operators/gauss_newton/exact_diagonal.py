@@ -119,10 +119,11 @@ class ModelDiagonal(ModelLossOperator):
         def products(vectors: Tensor) -> Tensor:
             return matrix.products((vectors,))[0]
 
-        known = known_likelihood(self.loss) is not None
-        if not known and not is_separate(products, outputs):
+        known, classes = known_likelihood(self.loss) is not None, has_classes(self.loss)
+        # Outputs (C,) are the classes of a single example.
+        if (classes and outputs.dim() == 1) or (not known and not is_separate(products, outputs)):
             return None
-        view = View(outputs.shape, has_classes(self.loss), known)
+        view = View(outputs.shape, classes, known)
         blocks = blocks_of(products, outputs, view)
         values, vectors = eigen_of(blocks)
         signs = (1.0, -1.0) if negative_part(values, blocks) else (1.0,)
