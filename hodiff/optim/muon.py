@@ -43,8 +43,8 @@ class Muon(StochasticOptimizer):
        X_{j+1} = a X_j + b\, X_j X_j^\top X_j + c\, (X_j X_j^\top)^2 X_j, \quad
        (a, b, c) = (3.4445, -4.775, 2.0315) $$
 
-    With the singular value decomposition $X = U \Sigma V^\top$, NS returns $U \Sigma' V^\top$ with $\Sigma'$ between 0.7
-    and 1.2, except for singular values that are a small fraction of the norm. The factor s is
+    With the singular value decomposition $X = U \Sigma V^\top$, NS returns $U \Sigma' V^\top$ with $\Sigma'$ between
+    0.7 and 1.2, except for singular values that are a small fraction of the norm. The factor s is
     $0.2 \sqrt{\max(p, q)}$ for `scaling="rms"`, so that steps have about the size of Adam's and its learning rates and
     weight decays carry over; it is $\sqrt{\max(1, p / q)}$ for `scaling="shape"`, the original rule.
 

@@ -74,12 +74,27 @@ class PerSample(ModelLossOperator):
         inputs, targets = pair(args[0])
         labels, fixed = self.domain.labels, self._draw_seed is not None
         module = None if any(self.domain.joined) else module_of(self._functions[0], labels)
+        mean, counted = self.batches.reduction == "mean", divisor(self.loss, targets)
+        # The mean of a batch whose targets are all ignored is 0/0.
+        empty, found = counted == 0 and mean, list[Tensor]()
+
+        def cotangent_of(outputs: Tensor) -> Tensor:
+            require_rows(CALLER, self.loss, outputs)
+            found.append(torch.zeros_like(outputs) if empty else self._cotangent(outputs, targets))
+            return found[0]
+
         gradients = ExampleGradients(
-            partial(self._bound, self.leaves), inputs, module, labels, self.dtype, repeatable=not fixed, mixing=False
+            partial(self._bound, self.leaves),
+            inputs,
+            module,
+            labels,
+            self.dtype,
+            cotangent_of=cotangent_of,
+            repeatable=not fixed,
+            mixing=False,
         )
         outputs = gradients.outputs
-        require_rows(CALLER, self.loss, outputs)
-        mean, counted = self.batches.reduction == "mean", divisor(self.loss, targets)
+        cotangent = found[0] if found else cotangent_of(outputs)
         if not mean:
             size = 1.0
         elif self.batches.told:
@@ -88,9 +103,6 @@ class PerSample(ModelLossOperator):
             size = float(len(outputs)) if counted is None else counted
         if known_likelihood(self.loss) is None:
             self._require_sum_over_examples(outputs, targets)
-        # The mean of a batch whose targets are all ignored is 0/0.
-        empty = counted == 0 and mean
-        cotangent = torch.zeros_like(outputs) if empty else self._cotangent(outputs, targets)
         return GradientsOfBatch(gradients, cotangent, size, (outputs,))
 
     def _cotangent(self, outputs: Tensor, targets: Any) -> Tensor:

@@ -149,7 +149,8 @@ class Recorded:
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
 
-        found = iter(pull_batch(one, [cotangents]))
+        # A batch of one costs more than a single cotangent.
+        found = iter(pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0])))
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
     def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
@@ -173,6 +174,18 @@ class Recorded:
             else each
             for each, leaf in zip(rows, leaves, strict=True)
         ]
+
+    def pull_all(self, cotangent: Tensor, indices: Sequence[int]) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """Compute `pull` and `pull_leaves` for one cotangent, in one pass."""
+        edges, leaves = [call.edge for call in self._flat], [self.leaves[i] for i in indices]
+        inputs: Any = [*edges, *leaves]
+        found = _with_rows(torch.autograd.grad(self._graph, inputs, cotangent, retain_graph=True, allow_unused=True))
+        rows, rest = iter(found[: len(edges)]), found[len(edges) :]
+        calls = {
+            name: [_filled(next(rows), call, cotangent[None]) for call in calls] for name, calls in self.calls.items()
+        }
+        gradients = [leaf.new_zeros(1, *leaf.shape) if g is None else g for g, leaf in zip(rest, leaves, strict=True)]
+        return calls, gradients
 
     @contextmanager
     def _hooked(self, model: nn.Module) -> Iterator[None]:

@@ -14,7 +14,7 @@ from hodiff.errors import InputError
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.layers import layer_blocks
 from hodiff.operators.kfac.recorded_layers import Recorded
-from hodiff.operators.per_example.layer_gradients import LayerGradients
+from hodiff.operators.per_example.layer_gradients import LayerGradients, random_cotangent
 from hodiff.operators.per_example.separate_gradients import ColumnsOfOne, SeparateGradients, squares_of
 from hodiff.recompute.reachable import modules_in
 
@@ -32,6 +32,8 @@ class ExampleGradients:
         model: The module, if the point is a dict of its parameters; else None.
         names: Names of the parameters.
         dtype: Dtype of the results.
+        cotangent_of: Returns the cotangent of the outputs for which the formulas of layers are verified; a single
+            cotangent suffices if no others follow.
         repeatable: Whether another evaluation of the model computes the same function.
         mixing: Whether examples may depend on each other; if false, the methods raise if they do.
         progress: Whether to show progress bars.
@@ -49,6 +51,7 @@ class ExampleGradients:
         names: Sequence[str],
         dtype: torch.dtype,
         *,
+        cotangent_of: Callable[[Tensor], Tensor] = random_cotangent,
         repeatable: bool = True,
         mixing: bool = True,
         progress: bool = False,
@@ -57,8 +60,11 @@ class ExampleGradients:
         layers = layer_blocks(model, names) if model is not None else ()
         self.recorded = Recorded(function, model or nn.Identity(), layers, every=False)
         self._layers = None if model is None else LayerGradients(self.recorded, model, names, dtype)
-        covered = () if self._layers is None else self._layers.leaves
-        self._rest = [i for i in range(len(function.leaves)) if i not in set(covered)]
+        covered: set[int] = set()
+        if self._layers is not None:
+            self._layers.verify(cotangent_of(self.recorded.outputs))
+            covered = set(self._layers.leaves)
+        self._rest = [i for i in range(len(function.leaves)) if i not in covered]
         self._separate = None
         if self._rest and repeatable:
             self._separate = SeparateGradients(self.recorded, bound, inputs, self._rest, progress=progress)

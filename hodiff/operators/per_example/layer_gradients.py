@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size, spans
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import EigenBlock
@@ -20,8 +20,8 @@ from hodiff.operators.kfac.recorded_layers import Recorded
 class LayerGradients:
     r"""Gradients $G_n = \sum_r g_{nr} a_{nr}^\top$ of layers' parameters, with a layer's inputs a and places r.
 
-    Construction keeps the parameters whose formula was verified on this batch: the formula must give the parameter's
-    gradient, and the gradients of one example must depend on the cotangent of no other example.
+    `verify` keeps the parameters whose formula holds on this batch: the formula must give the parameter's gradient, and
+    the gradients of one example must depend on the cotangent of no other example.
 
     Args:
         recorded: The model's evaluation, with the calls of `layer_blocks(model, names)`.
@@ -29,8 +29,6 @@ class LayerGradients:
         names: Names of all parameters of the point.
         dtype: Dtype of the results.
 
-    Attributes:
-        leaves: Indices of the parameters that the formulas cover.
     """
 
     def __init__(self, recorded: Recorded, model: nn.Module, names: Sequence[str], dtype: torch.dtype):
@@ -39,9 +37,15 @@ class LayerGradients:
         known = layer_blocks(model, names)
         recorded.keep(name for name, calls in recorded.calls.items() if calls and self._count)
         self._sources = {name: known[name] for name in recorded.calls}
-        if self._sources:
-            self._keep_verified()
-        self.leaves = [index_of(source) for sources in self._sources.values() for source in sources]
+        # Inputs of blocks that are kept from the verification, within the memory of a chunk.
+        self._inputs: dict[Source, Tensor] = {}
+        # A cotangent, and the gradients of the calls' outputs for it.
+        self._pulled: tuple[Tensor, dict[str, list[Tensor]]] | None = None
+
+    @property
+    def leaves(self) -> list[int]:
+        """Indices of the parameters that the formulas cover."""
+        return [index_of(source) for sources in self._sources.values() for source in sources]
 
     def add_squares(
         self, columns: Columns, chunk_size: int | str | None, totals: list[Tensor], *, progress: bool = False
@@ -51,7 +55,7 @@ class LayerGradients:
             return
         size = resolve_chunk_size(chunk_size, len(columns), self._recorded.bytes_each, self._recorded.outputs.device)
         for start, stop in tqdm(list(spans(len(columns), size)), unit=" chunks", disable=not progress):
-            found = self._recorded.pull(columns.chunk(start, stop))
+            found = self._pull(columns.chunk(start, stop))
             rows: list[Tensor | None] = [None] * len(totals)
             for source, a, g in self._vectors(found):
                 standard = EigenBlock(source.layout, None, None, g.new_empty(0))
@@ -63,18 +67,22 @@ class LayerGradients:
     def squared_norms(self, cotangent: Tensor) -> Tensor:
         """Compute the squared norms (N,) of the examples' gradients with respect to these leaves."""
         total = torch.zeros(self._count, dtype=self._dtype, device=cotangent.device)
-        found = self._recorded.pull(cotangent[None]) if self._sources else {}
-        for source, a, g in self._vectors(found):
+        for source, a, g in self._vectors(self._pull(cotangent[None])):
             total += squared_norms(source, a, g[0])
         return total
 
     def gradients(self, cotangent: Tensor) -> dict[int, Tensor]:
         """Compute the examples' gradients (N, numbers) with respect to these leaves."""
         rows: list[Tensor | None] = [None] * (1 + max(self.leaves, default=-1))
-        found = self._recorded.pull(cotangent[None]) if self._sources else {}
-        for source, a, g in self._vectors(found):
+        for source, a, g in self._vectors(self._pull(cotangent[None])):
             source.layout.scatter(_each(source, a, g[0]), rows)
         return {i: row for i, row in enumerate(rows) if row is not None}
+
+    def _pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
+        """Compute the gradients of the calls' outputs, or return those of the verification."""
+        if self._pulled is not None and len(cotangents) == 1 and torch.equal(self._pulled[0], cotangents[0]):
+            return self._pulled[1]
+        return self._recorded.pull(cotangents) if self._sources else {}
 
     def _vectors(self, found: Mapping[str, Sequence[Tensor]]) -> Iterator[tuple[Source, Tensor | None, Tensor]]:
         """Yield the vectors a and g of each block, one block after another, because patches of images are large."""
@@ -83,46 +91,63 @@ class LayerGradients:
                 yield source, *self._vectors_of(source, found[source.layer])
 
     def _vectors_of(self, source: Source, found: Sequence[Tensor]) -> tuple[Tensor | None, Tensor]:
+        if source in self._inputs:
+            return self._inputs[source], self._gradients_of(source, found)
         module, calls = self._model.get_submodule(source.layer), self._recorded.calls[source.layer]
         chunks = source.layer in self._recorded.on_chunks
         a = moments.inputs_of("", source, module, calls, self._dtype, self._count, chunks=chunks)
-        return a, moments.gradients_of(source, module, calls, found, self._dtype, chunks=chunks)
+        kept = sum(each.nbytes for each in self._inputs.values())
+        if a is not None and kept + a.nbytes <= MEMORY_BUDGET["cpu" if a.device.type == "cpu" else "accelerator"]:
+            self._inputs[source] = a
+        return a, self._gradients_of(source, found)
 
-    def _keep_verified(self) -> None:
+    def _gradients_of(self, source: Source, found: Sequence[Tensor]) -> Tensor:
+        module, calls = self._model.get_submodule(source.layer), self._recorded.calls[source.layer]
+        chunks = source.layer in self._recorded.on_chunks
+        return moments.gradients_of(source, module, calls, found, self._dtype, chunks=chunks)
+
+    def verify(self, cotangent: Tensor) -> None:
+        """Drop the parameters whose formula does not hold for a cotangent."""
+        if not self._sources:
+            return
         outputs = self._recorded.outputs
-        cotangent, factors = random_cotangent(outputs), random_factors(outputs)
-        scaled = factors.reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs) * cotangent
-        found = self._recorded.pull(torch.stack([cotangent, scaled]))
-        indices = [index_of(source) for sources in self._sources.values() for source in sources]
-        pulled = self._recorded.pull_leaves(cotangent[None], indices)
-        true = dict(zip(indices, pulled, strict=True))
+        factors = random_factors(outputs)
+        found, pulled = self._recorded.pull_all(cotangent, self.leaves)
+        other = self._recorded.pull(factors.reshape(1, -1, *[1] * (outputs.dim() - 1)).to(outputs) * cotangent)
+        true = dict(zip(self.leaves, pulled, strict=True))
         eps = max(torch.finfo(each.dtype).eps for each in (outputs, *pulled))
         verified: dict[str, list[Source]] = {}
         for name, sources in self._sources.items():
             for source in sources:
-                if self._holds(source, found[name], true, factors, eps):
+                if self._holds(source, found[name], other[name], true, factors, eps):
                     verified.setdefault(name, []).append(source)
         self._sources = verified
         self._recorded.keep(verified)
+        self._pulled = cotangent, {name: found[name] for name in verified}
 
     def _holds(
-        self, source: Source, found: Sequence[Tensor], true: Mapping[int, Tensor], factors: Tensor, eps: float
+        self,
+        source: Source,
+        found: Sequence[Tensor],
+        other: Sequence[Tensor],
+        true: Mapping[int, Tensor],
+        factors: Tensor,
+        eps: float,
     ) -> bool:
         """Whether the formula gives the gradient of a parameter, and keeps the examples apart."""
         try:
             a, g = self._vectors_of(source, found)
+            scaled = self._gradients_of(source, other)[0]
         except InputError:  # the calls do not have the examples along their first dimension
             return False
-        plain, scaled = g.unbind(0)
+        (plain,) = g
         if len(plain) != self._count:
             return False
         # Gradients of one example scale with the cotangent of that example alone.
         apart = scaled - factors.to(g).reshape(-1, 1, 1, 1) * plain
         index = index_of(source)
         gradient = source.layout.gather([true[index].to(self._dtype)] * (index + 1), 1)
-        return bool(apart.norm() <= eps**0.5 * plain.norm()) and moments.tell_the_gradient(
-            source, a, g[:1], gradient, eps
-        )
+        return bool(apart.norm() <= eps**0.5 * plain.norm()) and moments.tell_the_gradient(source, a, g, gradient, eps)
 
 
 def random_cotangent(outputs: Tensor) -> Tensor:
