@@ -221,8 +221,8 @@ BROKEN = [
     ),
     (
         "operators: formulas of layers for examples that depend on each other",
-        "return bool(apart.norm() <= eps**0.5 * plain.norm()) and moments.tell_the_gradient(source, a, g, gradient, eps)",
-        "return moments.tell_the_gradient(source, a, g, gradient, eps)",
+        "return bool(apart.norm() <= eps**0.5 * plain.norm()) and moments",
+        "return moments",
         ("tests/operators/test_exact_diagonal.py",),
     ),
     (

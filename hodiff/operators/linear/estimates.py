@@ -60,10 +60,11 @@ class Estimates:
 
         $$ \operatorname{diag}(J^\top M J) = \sum_{n,s} (J_n^\top s_n)^2, \qquad M_n = \sum_s s_n s_n^\top $$
 
-        over examples n and columns s, at most one for each output of an example, from the gradients of the examples.
-        A column costs about a gradient of the batch. If examples depend on each other, as in batch norm in training
-        mode, or the loss couples them, they take one gradient for each output of the whole batch. A `HessianOperator`
-        multiplies with n unit vectors. All models are supported, with any sharing of weights.
+        over examples n and columns s, at most one for each output of an example, from the gradients of the examples. A
+        column takes one backward pass and squares the examples' gradients, in the time of one to three gradients of the
+        batch. If examples depend on each other, as in batch norm in training mode, each output of the whole batch takes
+        a backward pass, and two if the loss couples examples. A `HessianOperator` multiplies with n unit vectors. All
+        models are supported, with any sharing of weights.
 
         Args:
             exact: Whether to compute the diagonal instead of estimating it.
