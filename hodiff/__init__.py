@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from hodiff import operators as operators
     from hodiff import optim as optim
     from hodiff import optimize as optimize
+    from hodiff import per_sample as per_sample
     from hodiff import plot as plot
     from hodiff import sparse as sparse
     from hodiff.authoring import custom_jvp as custom_jvp
@@ -100,7 +101,7 @@ _PACKAGES = {
         "optim",
         "optimize",
     ),
-    *("plot", "sparse"),
+    *("per_sample", "plot", "sparse"),
 }
 
 

@@ -25,7 +25,7 @@ from hodiff import HodiffError
 # Without `hodiff.checks` and `hodiff.audit`, whose calls take seconds, and `hodiff.corrections`, for developers.
 ROOMS = ["hodiff"]
 ROOMS += [f"hodiff.{room}" for room in ("functions", "nn", "authoring", "operators", "estimators", "implicit")]
-ROOMS += [f"hodiff.{room}" for room in ("optimize", "optim", "meta", "sparse", "taylor", "plot")]
+ROOMS += [f"hodiff.{room}" for room in ("optimize", "optim", "meta", "per_sample", "sparse", "taylor", "plot")]
 # Names and labels, for which any text is right.
 FREE_TEXT = {"name"}
 # Numbers that may be negative.
@@ -46,7 +46,11 @@ SPEAKS_FOR = {
     "Reptile": "SGD",
     "ScaleGradient": "scale_gradient",
     "Softplus": "softplus",
+    "gradients": "per_sample",
     "jacobi_preconditioner": "diagonal",
+    "moments": "per_sample",
+    "noise_scale": "per_sample",
+    "norms": "per_sample",
     "packed_attention": "attention",
 }
 # Arguments that torch.nn's constructors take.

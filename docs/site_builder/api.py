@@ -18,6 +18,7 @@ ROOMS = {
     "hodiff.authoring": "hodiff.authoring",
     "hodiff.corrections": "hodiff.corrections",
     "hodiff.operators": "hodiff.operators",
+    "hodiff.per_sample": "hodiff.per_sample: gradients of examples",
     "hodiff.estimators": "hodiff.estimators",
     "hodiff.implicit": "hodiff.implicit",
     "hodiff.optimize": "hodiff.optimize: minimisers",

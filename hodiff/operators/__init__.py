@@ -1,5 +1,9 @@
 """Linear operators at a point: Hessian, Gauss-Newton, Fisher and Jacobian, and their algebra."""
 
+from hodiff.operators.block_diagonal import BlockDiagonalOperator as BlockDiagonalOperator
+from hodiff.operators.gauss_newton.fisher import EmpiricalFisherOperator as EmpiricalFisherOperator
+from hodiff.operators.gauss_newton.fisher import FisherOperator as FisherOperator
+from hodiff.operators.gauss_newton.gauss_newton import GaussNewtonOperator as GaussNewtonOperator
 from hodiff.operators.kfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator
@@ -8,9 +12,6 @@ from hodiff.operators.linear.linear_operator import LinearOperator as LinearOper
 from hodiff.operators.linear.matrices import DiagonalOperator as DiagonalOperator
 from hodiff.operators.linear.matrices import MatrixOperator as MatrixOperator
 from hodiff.operators.linear.spaces import Space as Space
-from hodiff.operators.linearized.fisher import EmpiricalFisherOperator as EmpiricalFisherOperator
-from hodiff.operators.linearized.fisher import FisherOperator as FisherOperator
-from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator as GaussNewtonOperator
 from hodiff.operators.linearized.hessian import HessianOperator as HessianOperator
 from hodiff.operators.linearized.jacobian import JacobianOperator as JacobianOperator
 from hodiff.operators.linearized.likelihoods import Likelihood as Likelihood

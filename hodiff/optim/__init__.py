@@ -6,6 +6,7 @@ from hodiff.optim.kfac.kfac import KFAC as KFAC
 from hodiff.optim.kronecker.shampoo import Shampoo as Shampoo
 from hodiff.optim.kronecker.soap import SOAP as SOAP
 from hodiff.optim.lbfgs import LBFGS as LBFGS
+from hodiff.optim.muon import Muon as Muon
 from hodiff.optim.sam import SAM as SAM
 from hodiff.optim.solvers.hessian_free import HessianFree as HessianFree
 from hodiff.optim.solvers.hessian_free import NewtonCG as NewtonCG

@@ -24,6 +24,7 @@ Check = Callable[[str, str, Any], None]
 
 BACKTRACKING, STRONG_WOLFE, GRID = "backtracking", "strong_wolfe", "grid"
 EMPIRICAL_FISHER = "empirical-fisher"
+RMS, SHAPE = "rms", "shape"
 
 
 def _require_rate(caller: str, argument: str, value: Any) -> None:
@@ -83,6 +84,10 @@ CHECKS: Mapping[str, Check] = {
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
     "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE, GRID), optional=True),
+    "orthogonalize": require_bool,
+    "scaling": partial(require_choice, choices=(RMS, SHAPE)),
+    "nesterov": require_bool,
+    "iterations": partial(require_int, least=1),
     "preconditioner": partial(require_choice, choices=(EMPIRICAL_FISHER,), optional=True),
 }
 

@@ -57,6 +57,7 @@ def compare(name: str, reduction: str, group: Any) -> None:
         close(A.to_dense(), expected)
         close(ravel(A @ p.x), expected @ ravel(p.x))
         close(A.block("2").to_dense(), expected[12:, 12:])
+        close(A.diagonal(exact=True).value, expected.diagonal())
         one, other = gathered(A.to_dense())
         assert torch.equal(one, other)
 

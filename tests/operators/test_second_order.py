@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from hodiff import operators
 from hodiff.checks import scipy_hessian
 from hodiff.operators import (
+    BlockDiagonalOperator,
     DiagonalOperator,
     EKFACOperator,
     EmpiricalFisherOperator,
@@ -47,6 +48,7 @@ EMPIRICAL = EmpiricalFisherOperator(model, mse_loss, X, INPUTS, TARGETS)
 LAYER = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
 KFAC = KFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 EKFAC = EKFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
+BLOCKS = BlockDiagonalOperator(HESSIAN)
 JACOBIAN = JacobianOperator(model, X, INPUTS)
 
 # Products are linear and differentiable in the vector; `second_order` contracts them nonlinearly.
@@ -59,6 +61,7 @@ ROWS = [
     Row("JacobianOperator", lambda u: JACOBIAN.T @ u, (TARGETS,), "transposed"),
     Row("KFACOperator", lambda v: KFAC @ {"weight": v[None]}, (V,)),
     Row("EKFACOperator", lambda v: EKFAC @ {"weight": v[None]}, (V,)),
+    Row("BlockDiagonalOperator", lambda v: BLOCKS @ v, (V,)),
     Row("InverseOperator", lambda v: InverseOperator(FISHER, damping=0.1, tol=1e-12) @ v, (V,)),
     Row("LinearOperator", lambda v: (HESSIAN @ FISHER - 2 * MatrixOperator(M)).damped(0.5).T @ v, (V,)),
     # These are also differentiable in their data.
@@ -103,6 +106,7 @@ def of_gradients() -> Tensor:
 
 
 MATRICES = {
+    "BlockDiagonalOperator": (BLOCKS, lambda: scipy_hessian(f, X, initial_step=0.1).matrix),
     "HessianOperator": (HESSIAN, lambda: scipy_hessian(f, X, initial_step=0.1).matrix),
     "GaussNewtonOperator": (GAUSS_NEWTON, lambda: gauss_newton(loss)),
     "FisherOperator": (FISHER, lambda: gauss_newton(mse_loss)),

@@ -445,6 +445,7 @@ def states():
 ALIKE = [
     {"SophiaH", "SophiaG"},
     {"Shampoo", "Shampoo, the paper's"},
+    {"Muon", "Muon, the original"},
     {
         "NewtonCG",
         "NewtonCG, Gauss-Newton",

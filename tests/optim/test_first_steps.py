@@ -340,3 +340,69 @@ def test_sam_rejects_base_that_needs_closures():
         hodiff.InputError, match="SAM: base: expected an optimizer that steps without a closure, got LBFGS"
     ):
         hodiff.optim.SAM([torch.ones(2, requires_grad=True)], torch.optim.LBFGS)
+
+
+def polynomial(x, steps):
+    for _ in range(steps):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    return x
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 5), (2, 3, 2)])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("scaling", ["rms", "shape"])
+def test_muon_matches_singular_values(shape, nesterov, scaling):
+    """Steps of matrices have the gradients' singular vectors, and singular values by the scalar polynomial."""
+    lr, mu, decay, steps = 0.1, 0.8, 0.02, 4
+    rng = np.random.default_rng(0)
+    start, target = rng.normal(size=shape), rng.normal(size=shape)
+    w = torch.from_numpy(start.copy()).requires_grad_()
+    options = {"nesterov": nesterov, "scaling": scaling, "iterations": steps}
+    optimizer = hodiff.optim.Muon([w], lr=lr, momentum=mu, weight_decay=decay, **options)
+    x, average = start.copy(), 0.0
+    p, q = shape[0], int(np.prod(shape[1:]))
+    scale = 0.2 * max(p, q) ** 0.5 if scaling == "rms" else max(1, p / q) ** 0.5
+    for _ in range(3):
+        g = (x - target) ** 3
+        average = mu * average + (1 - mu) * g
+        mean = (1 - mu) * g + mu * average if nesterov else average
+        U, sigma, V = np.linalg.svd(mean.reshape(p, q), full_matrices=False)
+        turned = U @ np.diag(polynomial(sigma / np.sqrt((sigma**2).sum()), steps)) @ V
+        x = (1 - lr * decay) * x - lr * scale * turned.reshape(shape)
+        optimizer.zero_grad()
+        ((w - torch.from_numpy(target)) ** 4 / 4).sum().backward()
+        optimizer.step()
+    np.testing.assert_allclose(w.detach().numpy(), x, rtol=1e-9)
+
+
+def test_muon_matches_torch():
+    """Torch's Muon rounds to bfloat16."""
+    torch.manual_seed(0)
+    w, target = torch.randn(6, 4), torch.randn(6, 4)
+    ours, theirs = w.clone().requires_grad_(), w.clone().requires_grad_()
+    for p, optimizer in (
+        (ours, hodiff.optim.Muon([ours], lr=0.1, weight_decay=0.1, scaling="shape")),
+        (theirs, torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1)),
+    ):
+        for _ in range(4):
+            optimizer.zero_grad()
+            (p - target).square().sum().backward()
+            optimizer.step()
+    assert (ours - theirs).norm() < 0.02 * (ours - w).norm()
+
+
+def test_muon_takes_adams_steps_for_vectors_and_chosen_groups():
+    torch.manual_seed(0)
+    b, E = torch.randn(4, dtype=D), torch.randn(3, 4, dtype=D)
+    ours, theirs = ([each.clone().requires_grad_() for each in (b, E)] for _ in range(2))
+    groups = [{"params": ours[:1]}, {"params": ours[1:], "orthogonalize": False}]
+    for (p, q), optimizer in (
+        (ours, hodiff.optim.Muon(groups, lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)),
+        (theirs, torch.optim.AdamW(theirs, lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)),
+    ):
+        for _ in range(4):
+            optimizer.zero_grad()
+            ((p**4).sum() + (q**2).sum()).backward()
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)

@@ -68,7 +68,17 @@ def model():
     return nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30), nn.Linear(30, 3))
 
 
-STEPS = {name: case for name, case in TABLE.items() if case.loop}
+# All steps of Muon are alike.
+STEPS = {name: case for name, case in TABLE.items() if case.loop and not name.startswith("Muon")}
+
+
+def test_muon_reads_once():
+    network, (inputs, labels) = model().double(), (torch.randn(8, 4).double(), torch.randint(3, (8,)))
+    optimizer = TABLE["Muon"](network.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(network(inputs), labels).backward()
+        assert reads(optimizer.step) == 1
 
 
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
@@ -88,14 +98,14 @@ def test_steps_that_are_not_due_read_once(case):
     assert found[2] == found[4] == found[5] == found[6] == 1
 
 
-@pytest.mark.parametrize("name", ["Shampoo", "SOAP", "AdaHessian"])
+@pytest.mark.parametrize("name", ["Shampoo", "SOAP", "Muon", "AdaHessian"])
 def test_number_of_reads_does_not_grow_with_layers(name):
     """Steps that are due read once for parameters of each shape, not once for each parameter."""
 
     def count(layers):
         torch.manual_seed(0)
         network = nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers)))
-        options = {"AdaHessian": {"update_every": 1}}.get(name, {"refresh_every": 1})
+        options = {"AdaHessian": {"update_every": 1}, "Muon": {}}.get(name, {"refresh_every": 1})
         optimizer = TABLE[name](network.parameters(), **options)
         x = torch.randn(4, 6)
         for _ in range(2):

@@ -144,7 +144,7 @@ class Batches:
         return self.known_size(content) == 0 and all(tensor.numel() for tensor in tensors_in(content))
 
     def _size(self, content: PyTree) -> Size:
-        size = 1.0 if self.reduction == "sum" else self._positive(self._divisor(content))
+        size = 1.0 if self.reduction == "sum" else self._positive(self.divisor(content))
         return Size(size, size)
 
     def _positive(self, size: float) -> float:
@@ -172,7 +172,8 @@ class Batches:
             "list(data)."
         )
 
-    def _divisor(self, content: PyTree) -> float:
+    def divisor(self, content: PyTree) -> float:
+        """Return the number by which the mean over a batch divides."""
         if self._batch_size is not None:
             return self._batch_size(content)
         known = None if self.known_size is None else self.known_size(content)

@@ -177,7 +177,42 @@ class KroneckerBlock:
         return EigenBlock(self.layout, left, right, 1 / (damped_b[:, :, None] * damped_a[:, None, :]))
 
 
-Block = KroneckerBlock | EigenBlock
+@dataclass(frozen=True, eq=False)
+class DenseBlock:
+    """A block given by its matrix.
+
+    Attributes:
+        layout: The positions of the block's numbers in the leaves; vectors are (k, 1, p, 1).
+        matrix: The symmetric matrix, (p, p).
+    """
+
+    layout: Layout
+    matrix: Tensor
+
+    def multiply(self, V: Tensor) -> Tensor:
+        """Compute the product of the block with V."""
+        return self.matrix @ V
+
+    def trace(self) -> Tensor:
+        """The trace of the matrix."""
+        return self.matrix.trace()
+
+    def squared_norm(self) -> Tensor:
+        """The squared Frobenius norm of the matrix."""
+        return self.matrix.square().sum()
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of the block, (1, p, 1)."""
+        return self.matrix.diagonal()[None, :, None]
+
+    @cached_property
+    def eigen(self) -> EigenBlock:
+        """The block in terms of its eigenvectors."""
+        values, vectors = symmetric_eigen(self.matrix)
+        return EigenBlock(self.layout, vectors[None], None, values[None, :, None])
+
+
+Block = KroneckerBlock | EigenBlock | DenseBlock
 
 
 # BLAS is fast if rows are padded to multiples of the first number; a copy pays from the second size on.

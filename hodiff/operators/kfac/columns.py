@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,6 @@ from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO
-from hodiff.operators.linearized.fisher import gradients_of_loss
 from hodiff.operators.linearized.likelihoods import (
     Likelihood,
     counted_factors,
@@ -30,6 +29,7 @@ from hodiff.operators.linearized.likelihoods import (
     require_rows,
     share_of_factors,
 )
+from hodiff.operators.linearized.model_loss import gradients_of_loss
 
 
 class Columns(Protocol):
@@ -41,6 +41,10 @@ class Columns(Protocol):
     @abstractmethod
     def chunk(self, start: int, stop: int) -> Tensor:
         """Return the columns from `start` to `stop`, (stop - start, *outputs)."""
+
+    @abstractmethod
+    def of_example(self, n: int) -> Columns:
+        """Return the columns of one example, which are vectors of a batch of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +100,10 @@ class Given:
         """See `Columns`."""
         return self._vectors[start:stop]
 
+    def of_example(self, n: int) -> Given:
+        """See `Columns`."""
+        return Given(self._vectors[:, n : n + 1])
+
 
 class Root:
     """Columns of a root of a block-diagonal matrix, (N, places, size, columns): one for each place and column."""
@@ -114,6 +122,11 @@ class Root:
             place, column = divmod(number, width)
             vectors[row, :, place] = self._roots[:, place, :, column]
         return self._view.outputs(vectors)
+
+    def of_example(self, n: int) -> Root:
+        """See `Columns`."""
+        shape = torch.Size((1, *self._view.shape[1:]))
+        return Root(self._roots[n : n + 1], replace(self._view, shape=shape))
 
 
 @dataclass(frozen=True)
@@ -160,46 +173,66 @@ def _exact(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
         def products(vectors: Tensor) -> Tensor:
             return recorded.products((vectors,))[0]
 
-    if likelihood is None and index == 0:
-        _require_separate(loss.caller, products, outputs)
+    if likelihood is None and index == 0 and not is_separate(products, outputs):
+        raise InputError(
+            f"{loss.caller}: loss: expected a mean or sum over independent examples, got a loss whose Hessian couples "
+            "examples; use GaussNewtonOperator."
+        )
+    matrices = blocks_of(products, outputs, view)
+    values, vectors = eigen_of(matrices)
+    if lowest := negative_part(values, matrices):
+        raise InputError(
+            f"{loss.caller}: loss: expected a loss that is convex in the outputs, got a Hessian with the eigenvalue "
+            f"{lowest:.3g}; pass fisher='empirical', or fisher='monte-carlo' with likelihood=."
+        )
+    return Root(root_of(values, vectors, matrices), view)
+
+
+Products = Callable[[Tensor], Tensor]
+
+
+def blocks_of(products: Products, outputs: Tensor, view: View) -> Tensor:
+    """Compute the blocks (N, places, size, size) of a matrix from its products (k, *outputs)."""
     n, places = view.rows(outputs[None]).shape[1:3]
     units = torch.eye(view.size, dtype=outputs.dtype, device=outputs.device)
-    matrices = view.rows(products(view.outputs(units[:, None, None].expand(-1, n, places, -1))))
-    return Root(_roots(loss.caller, matrices.permute(1, 2, 3, 0)), view)
+    found = view.rows(products(view.outputs(units[:, None, None].expand(-1, n, places, -1))))
+    return found.permute(1, 2, 3, 0)
 
 
-def _roots(caller: str, matrices: Tensor) -> Tensor:
-    """Compute S with S S^T equal to positive semi-definite matrices (N, places, size, size)."""
+def eigen_of(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute eigenvalues and eigenvectors of symmetric blocks, in float32 or more."""
     precise = matrices.float() if matrices.dtype.itemsize < 4 else matrices
-    values, vectors = (
-        (precise[..., 0], torch.ones_like(precise))
-        if precise.shape[-1] == 1
-        else symmetric_eigen((precise + precise.mT) / 2)
-    )
-    scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0, device="cpu")
-    if bool((values < -10 * torch.finfo(matrices.dtype).eps * scale).any()):
-        raise InputError(
-            f"{caller}: loss: expected a loss that is convex in the outputs, got a Hessian with the eigenvalue "
-            f"{float(values.min()):.3g}; pass fisher='empirical', or fisher='monte-carlo' with likelihood=."
-        )
+    if precise.shape[-1] == 1:
+        return precise[..., 0], torch.ones_like(precise)
+    return symmetric_eigen((precise + precise.mT) / 2)
+
+
+def negative_part(values: Tensor, matrices: Tensor) -> float:
+    """Return the lowest eigenvalue of blocks if it is negative beyond rounding, else 0."""
+    low = values < -10 * torch.finfo(matrices.dtype).eps * _scale(values)
+    return float(values.min()) if bool(low.any()) else 0.0
+
+
+def root_of(values: Tensor, vectors: Tensor, matrices: Tensor) -> Tensor:
+    """Compute S with S S^T equal to positive semi-definite blocks (N, places, size, size)."""
     # Drop null directions: with cross-entropy, for example, a shift of all logits changes nothing.
-    kept = (values > torch.finfo(values.dtype).eps * scale).flatten(0, -2).any(0)
+    kept = (values > torch.finfo(values.dtype).eps * _scale(values)).flatten(0, -2).any(0)
     kept[-1:] = True
     return (vectors * values.clamp(min=0).sqrt()[..., None, :])[..., kept].to(matrices.dtype)
 
 
-def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs: Tensor) -> None:
-    """Raise if a loss couples examples: flipping signs of some examples' vectors would change other products."""
+def _scale(values: Tensor) -> Tensor:
+    return values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0, device="cpu")
+
+
+def is_separate(products: Products, outputs: Tensor) -> bool:
+    """Whether a matrix does not couple examples: signs of examples' vectors then carry over to their products."""
     generator = torch.Generator().manual_seed(0)
     signs = (torch.rand(len(outputs), generator=generator, device=generator.device) < 0.5).to(outputs) * 2 - 1
     vectors = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
     signs = signs.reshape(-1, *[1] * (outputs.dim() - 1))
     plain, signed = products(torch.stack([vectors, signs * vectors])).unbind(0)
-    if not bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm()):
-        raise InputError(
-            f"{caller}: loss: expected a mean or sum over independent examples, got a loss whose Hessian couples "
-            "examples; use GaussNewtonOperator."
-        )
+    return bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm())
 
 
 def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:

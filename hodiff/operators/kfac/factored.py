@@ -133,8 +133,8 @@ class FactoredOperator(_AtPoint, LinearOperator):
             inverted = block.inverse_by_factors(damping)
         else:
             raise InputError(
-                f"{type(self).__name__}.inverse: method: expected 'exact', because corrected eigenvalues are not "
-                "products of the factors' eigenvalues, got 'heuristic'; use KFACOperator for 'heuristic'."
+                f"{type(self).__name__}.inverse: method: expected 'exact', because the blocks' eigenvalues are not "
+                "products of factors' eigenvalues, got 'heuristic'; use KFACOperator for 'heuristic'."
             )
         # The largest reciprocal gives the range of the original eigenvalues.
         if not bool((inverted.values.abs() * _noise(1 / inverted.values) < 1).all()):
@@ -157,10 +157,11 @@ class FactoredOperator(_AtPoint, LinearOperator):
         _require_options_of(estimators.trace, options)
         return _exactly(self._added([each.trace() for each in self.blocks]))
 
-    def diagonal(self, **options: Any) -> DiagonalEstimate:
+    def diagonal(self, *, exact: bool = True, **options: Any) -> DiagonalEstimate:
         """Compute the diagonal.
 
         Args:
+            exact: Not needed; the diagonal is always exact.
             **options: Options of `hodiff.estimators.diagonal`, none of which is needed.
 
         Returns:

@@ -67,7 +67,7 @@ class Source:
 
 def sources_of(caller: str, model: nn.Module, names: Sequence[str], bias: str, norm: str) -> dict[str, list[Source]]:
     """Return the blocks of parameters, by layer; raise for layers that are not supported."""
-    _require_apart(caller, model)
+    require_apart(caller, model)
     owners = _owners(caller, model, names)
     found: dict[str, list[Source]] = {}
     for layer, held in owners.items():
@@ -92,29 +92,40 @@ def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[
     return Source(layer, known, tuple(held), layout, kind.inputs is None and norm == DIAGONAL)
 
 
+def layer_blocks(model: nn.Module, names: Sequence[str]) -> dict[str, list[Source]]:
+    """Return a block for each parameter of a supported layer, by layer; other parameters have none."""
+    tied, owners = _tied(model), dict[str, dict[str, int]]()
+    for index, name in enumerate(names):
+        layer, part, module = _layer_of(model, name)
+        if module is not None and name not in tied and not KINDS[_kind(module)].refused(module):
+            owners.setdefault(layer, {})[part] = index
+    return {
+        layer: [
+            source_of(layer, (module := model.get_submodule(layer)), _kind(module), {part: index}, DIAGONAL)
+            for part, index in held.items()
+        ]
+        for layer, held in owners.items()
+    }
+
+
 def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return leaf indices of the point by layer and by "weight" or "bias", weight first."""
-    everywhere: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        everywhere.setdefault(id(parameter), []).append(name)
-    tied = {name: held for held in everywhere.values() if len(held) > 1 for name in held}
+    tied = _tied(model)
     owners: dict[str, dict[str, int]] = {}
     for index, name in enumerate(names):
-        layer, _, part = name.rpartition(".")
-        module = model.get_submodule(layer) if _is_module(model, layer) else None
-        found = None if module is None else known_type(module)
-        if found is None or part not in (WEIGHT, BIAS) or getattr(module, part, None) is None:
+        layer, part, module = _layer_of(model, name)
+        if module is None:
             known = ", ".join(each.__name__ for each in KINDS)
+            other = f" of {type(model.get_submodule(layer)).__name__}" if _is_module(model, layer) else ""
             raise InputError(
-                f"{caller}: x: expected weights and biases of supported layers, {known}, got {name!r}"
-                f"{f' of {type(module).__name__}' * (module is not None)}; {REMEDY}."
+                f"{caller}: x: expected weights and biases of supported layers, {known}, got {name!r}{other}; {REMEDY}."
             )
         if name in tied:
             raise InputError(
                 f"{caller}: x: expected each parameter in one layer, got one that is both {' and '.join(tied[name])}; "
                 f"{REMEDY}."
             )
-        if refused := KINDS[found].refused(module):
+        if refused := KINDS[_kind(module)].refused(module):
             raise InputError(
                 f"{caller}: x: expected an embedding without an option that changes its gradient, got {name!r} with "
                 f"{refused}; {REMEDY}."
@@ -123,11 +134,33 @@ def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, di
     return {layer: dict(sorted(held.items(), reverse=True)) for layer, held in owners.items()}
 
 
+def _tied(model: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each parameter that has several."""
+    everywhere: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        everywhere.setdefault(id(parameter), []).append(name)
+    return {name: held for held in everywhere.values() if len(held) > 1 for name in held}
+
+
+def _layer_of(model: nn.Module, name: str) -> tuple[str, str, nn.Module | None]:
+    """Return a parameter's layer and part, and the module if it is a supported layer."""
+    layer, _, part = name.rpartition(".")
+    module = model.get_submodule(layer) if _is_module(model, layer) else None
+    known = module is not None and known_type(module) is not None
+    return layer, part, module if known and part in (WEIGHT, BIAS) and getattr(module, part, None) is not None else None
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    known = known_type(module)
+    assert known is not None
+    return known
+
+
 def _is_module(model: nn.Module, name: str) -> bool:
     return name in dict(model.named_modules())
 
 
-def _require_apart(caller: str, model: nn.Module) -> None:
+def require_apart(caller: str, model: nn.Module) -> None:
     """Raise if batch norm uses the statistics of a batch, which couple examples."""
     for name, module in model.named_modules():
         if isinstance(module, MIXING) and (module.training or not module.track_running_stats):

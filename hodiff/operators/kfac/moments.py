@@ -123,10 +123,11 @@ def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) 
     if a.shape[1] == 1:
         return torch.einsum("ngp,ngq->gpq", g.square().sum((0, 2)), a.square().sum(1))
     total = a.new_zeros(source.layout.shape)
-    count = resolve_chunk_size("auto", len(a), len(g) * total.numel() * total.element_size(), a.device)
+    # Blocks of a quarter of the budget: larger ones take new pages from the system each time.
+    count = resolve_chunk_size("auto", len(a), 4 * len(g) * total.numel() * total.element_size(), a.device)
     for start, stop in spans(len(a), count):
         each = torch.einsum("cnrgp,nrgq->cngpq", g[:, start:stop], a[start:stop])
-        total += each.square().sum((0, 1))
+        total += each.square_().sum((0, 1))
     return total
 
 

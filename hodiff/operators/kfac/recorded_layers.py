@@ -20,11 +20,16 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
+from hodiff.graphs import cotangent_bytes
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 L = TypeVar("L")
+
+
+class OutputFormError(InputError):
+    """A model's outputs are not one real tensor with examples along its first dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +87,18 @@ class Recorded:
         outputs: The model's output tensor.
         leaves: The parameters in its graph.
         calls: Calls by layer.
+
+    Args:
+        function: The model, bound at its point.
+        model: The module with the layers.
+        layers: Names of layers to record.
+        every: Whether to raise for layers that the model does not call, or calls without recording; if false, they
+            have no calls.
     """
 
-    def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str]):
+    def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str], *, every: bool = True):
         self._caller, self._sharded = function.caller, function.sharded
+        self._every = every
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
         # Hooks are called from all threads.
@@ -93,7 +106,7 @@ class Recorded:
             outputs, _ = function.recorded(lambda: function(self.leaves))
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
         if not real or outputs.dim() == 0:
-            raise InputError(
+            raise OutputFormError(
                 f"{self._caller}: model: expected one real tensor with examples along its first dimension, got "
                 f"{describe(outputs)}; return the tensor that the loss needs."
             )
@@ -102,12 +115,17 @@ class Recorded:
         self._graph = outputs
         self.outputs = outputs.detach()
         unused = [name for name, calls in self.calls.items() if not calls]
-        if unused:
+        if unused and every:
             raise InputError(
                 f"{self._caller}: x: expected parameters of layers that the model calls, got those of "
                 f"{', '.join(map(repr, unused))}, which it does not call, or whose weight it passes to a function; "
                 f"{REMEDY}."
             )
+        self.keep(self.calls)
+
+    def keep(self, layers: Iterable[str]) -> None:
+        """Drop the calls of other layers."""
+        self.calls = {name: self.calls[name] for name in layers}
         self._flat = [call for calls in self.calls.values() for call in calls]
 
     @cached_property
@@ -120,6 +138,11 @@ class Recorded:
         """Bytes of one more gradient."""
         return 2 * self.outputs.element_size() * sum(call.shape.numel() for call in self._flat)
 
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Bytes of one more gradient of all parameters, without the parameters' own."""
+        return 2 * cotangent_bytes(self._graph)
+
     def pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients of all calls' outputs, each (c, *shape), for cotangents (c, *outputs)."""
         edges = [call.edge for call in self._flat]
@@ -127,18 +150,18 @@ class Recorded:
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
 
-        found = iter(pull_batch(one, [cotangents]))
+        # A batch of one costs more than a single cotangent.
+        found = iter(pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0])))
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
     def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
         """Compute gradients of the parameters, by other code than the layers' gradients."""
-        shapes = [leaf.shape for leaf in self.leaves]
-        wanted: list[tuple[int, Any]] = list(enumerate(self.leaves))
-        if self._sharded is not None:
-            # Gradients of whole parameters are those of this rank; gradients of shards are sums over ranks.
-            places = {id(leaf): i for i, leaf in wanted}
-            shapes = [each.shape for each in self._sharded.layouts if each is not None]
-            wanted = [(places[id(leaf)], edge) for leaf, edge in gathered_in(self._graph) if id(leaf) in places]
+        if self._sharded is None:
+            return [each[0] for each in self.pull_leaves(cotangent[None], range(len(self.leaves)))]
+        # Gradients of whole parameters are those of this rank; gradients of shards are sums over ranks.
+        places = {id(leaf): i for i, leaf in enumerate(self.leaves)}
+        shapes = [each.shape for each in self._sharded.layouts if each is not None]
+        wanted = [(places[id(leaf)], edge) for leaf, edge in gathered_in(self._graph) if id(leaf) in places]
         edges = [edge for _, edge in wanted]
         found = torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
         total = [leaf.new_zeros(shape) for leaf, shape in zip(self.leaves, shapes, strict=True)]
@@ -146,6 +169,36 @@ class Recorded:
             if gradient is not None:
                 total[i] = total[i] + (gradient.to_dense() if gradient.is_sparse else gradient)
         return total
+
+    def pull_leaves(self, cotangents: Tensor, indices: Sequence[int]) -> list[Tensor]:
+        """Compute gradients (c, *shape) of some parameters for cotangents (c, *outputs)."""
+        leaves = [self.leaves[i] for i in indices]
+
+        def one(cotangent: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad(self._graph, leaves, cotangent, retain_graph=True, allow_unused=True)
+
+        # Sparse gradients of embeddings cannot be batched, but a single one can be computed.
+        rows = pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0]))
+        return [
+            leaf.new_zeros(len(cotangents), *leaf.shape)
+            if each is None
+            else each.to_dense()
+            if each.is_sparse
+            else each
+            for each, leaf in zip(rows, leaves, strict=True)
+        ]
+
+    def pull_all(self, cotangent: Tensor, indices: Sequence[int]) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """Compute `pull` and `pull_leaves` for one cotangent, in one pass."""
+        edges, leaves = [call.edge for call in self._flat], [self.leaves[i] for i in indices]
+        inputs: Any = [*edges, *leaves]
+        found = _with_rows(torch.autograd.grad(self._graph, inputs, cotangent, retain_graph=True, allow_unused=True))
+        rows, rest = iter(found[: len(edges)]), found[len(edges) :]
+        calls = {
+            name: [_filled(next(rows), call, cotangent[None]) for call in calls] for name, calls in self.calls.items()
+        }
+        gradients = [leaf.new_zeros(1, *leaf.shape) if g is None else g for g, leaf in zip(rest, leaves, strict=True)]
+        return calls, gradients
 
     @contextmanager
     def _hooked(self, model: nn.Module) -> Iterator[None]:
@@ -159,6 +212,8 @@ class Recorded:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             x = args[0] if args else next(iter(kwargs.values()))
             if not isinstance(output, Tensor) or not output.requires_grad:
+                if not self._every:
+                    return
                 raise InputError(
                     f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
                     "recording; call it outside of torch.no_grad() and of a checkpoint."
@@ -170,3 +225,8 @@ class Recorded:
 
 def _filled(gradient: Tensor | None, call: Call, like: Tensor) -> Tensor:
     return like.new_zeros(len(like), *call.shape) if gradient is None else gradient
+
+
+def _with_rows(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Give gradients a first dimension of one."""
+    return [None if each is None else each.to_dense()[None] if each.is_sparse else each[None] for each in gradients]

@@ -20,6 +20,10 @@ def patches(module: Any, x: Tensor) -> Tensor:
     """Return inputs (N, C, *L) of a convolution as patches (N, places, groups, C/groups * kernel)."""
     dims = len(module.kernel_size)
     x = F.pad(x, _padding(module), "constant" if module.padding_mode == "zeros" else module.padding_mode)
+    if dims == 2:
+        # Torch's operator for images copies them in half the time.
+        columns = F.unfold(x, module.kernel_size, module.dilation, 0, module.stride)
+        return columns.reshape(len(x), module.groups, -1, columns.shape[2]).permute(0, 3, 1, 2)
     for axis, size in enumerate(module.kernel_size):
         step, dilation = module.stride[axis], module.dilation[axis]
         # The window spans a dilated kernel, and keeps the elements that the kernel touches.

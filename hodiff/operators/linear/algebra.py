@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.estimators import DiagonalEstimate
 from hodiff.estimators.systems.solve import Solution
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.inverse import Solutions
@@ -18,6 +19,10 @@ from hodiff.operators.linear.linear_operator import LinearOperator, require_oper
 from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.restriction import leaves_named, subspace
 from hodiff.operators.linear.spaces import Space
+
+
+def _exactly(value: Any, products: int) -> DiagonalEstimate:
+    return DiagonalEstimate(value, torch.zeros_like(value), products, "exact")
 
 
 class SumOperator(LinearOperator):
@@ -44,6 +49,11 @@ class SumOperator(LinearOperator):
             total = total + multiply(term.T, block)
         return total
 
+    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
+        """Add up the diagonals of the terms."""
+        found = [term.diagonal(exact=True, chunk_size=chunk_size, progress=progress) for term in self.terms]
+        return _exactly(sum(each.value for each in found), sum(each.products for each in found))
+
     def converted(self, conversion: Conversion) -> SumOperator:
         """See `LinearOperator.to`."""
         return SumOperator([term.converted(conversion) for term in self.terms])
@@ -66,6 +76,11 @@ class ScaledOperator(LinearOperator):
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """Return the multiple of the transposed product."""
         return self.factor * multiply(self.operator.T, block)
+
+    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
+        """Return the multiple of the diagonal."""
+        found = self.operator.diagonal(exact=True, chunk_size=chunk_size, progress=progress)
+        return _exactly(self.factor * found.value, found.products)
 
     def converted(self, conversion: Conversion) -> ScaledOperator:
         """See `LinearOperator.to`."""
@@ -137,6 +152,10 @@ class IdentityOperator(LinearOperator):
 
     def __init__(self, domain: Any):
         super().__init__(domain if isinstance(domain, Space) else Space.of(domain), symmetric=True)
+
+    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
+        """Return ones."""
+        return _exactly(torch.ones(self.shape[0], dtype=self.dtype, device=self.device), 0)
 
     def multiply(self, block: Tensor) -> Tensor:
         """Return a copy of the block."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
 
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
@@ -23,6 +24,7 @@ from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.route_choice import refused
 from hodiff.distributed.points import ShardedPoint
 from hodiff.errors import InputError
+from hodiff.estimators import DiagonalEstimate
 from hodiff.kernels.turning import turned
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.data.batches import Batch, Batches, Size
@@ -230,14 +232,11 @@ class CurvatureOperator(Portable, LinearOperator):
         self._restore()
 
     def _forget(self) -> None:
-        self._kept = KeptLinearizations(
-            type(self).__name__,
-            self.batches,
-            self.cache,
-            self.memory_budget,
-            compare=self._checks,
-            joint=self._joint,
-        )
+        self._kept = self._linearizations(self.cache)
+
+    def _linearizations(self, cache: bool | str) -> KeptLinearizations:
+        caller, budget = type(self).__name__, self.memory_budget
+        return KeptLinearizations(caller, self.batches, cache, budget, compare=self._checks, joint=self._joint)
 
     @leave_inference_mode
     @read_unchanged
@@ -263,11 +262,49 @@ class CurvatureOperator(Portable, LinearOperator):
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
 
-    def _sum(self, product: Callable[[Linearization], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Sum results of one shape over batches and ranks, weighted, or average them; the result is a new tensor."""
+    @leave_inference_mode
+    @read_unchanged
+    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
+        """See `LinearOperator.diagonal`; every batch is linearized only once."""
+        self.domain.require_whole("diagonal", 'method="hutchinson"')
+        self._point.require_unchanged(type(self).__name__)
+        count = self.chunk_size if chunk_size == "auto" else chunk_size
+        with torch.no_grad(), refused(type(self).__name__):
+            total = self._sum(lambda each: self._diagonal(each, count, progress), self.shape[:1])
+        return DiagonalEstimate(total, torch.zeros_like(total), len(total), "exact")
+
+    def _diagonal(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
+        """Compute the diagonal of one batch by products with unit vectors."""
+        n = self.shape[0]
+        found = torch.empty(n, dtype=self.dtype, device=self.device)
+        size = resolve_chunk_size(chunk_size, n, linearization.bytes_each + self._bytes_each(), self.device)
+        with tqdm(total=n, unit=" columns", disable=not progress) as bar:
+            for start, stop in spans(n, size):
+                block = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
+                block.diagonal(offset=-start).fill_(1)
+                found[start:stop] = self._columns(linearization, block)[start:stop].diagonal()
+                bar.update(stop - start)
+        return found
+
+    def _sum(
+        self,
+        product: Callable[[Any], Tensor],
+        shape: tuple[int, ...],
+        batches: Iterable[tuple[Any, Size]] | None = None,
+    ) -> Tensor:
+        """Sum results of one shape over batches and ranks, weighted, or average them; the result is a new tensor.
+
+        Args:
+            product: Computes the result for one batch.
+            shape: Shape of the results.
+            batches: What `product` takes, and the size, for each batch; the linearizations by default.
+
+        Returns:
+            The sum or the mean.
+        """
         total: Tensor | None = None
         sizes = Size()
-        for linearization, size in self._kept.each(self._at):
+        for linearization, size in self._kept.each(self._at) if batches is None else batches:
             # Products of 16-bit leaves are joined as float32, and so are summed in float32.
             one = product(linearization)
             weight = size.weight
@@ -302,7 +339,9 @@ class CurvatureOperator(Portable, LinearOperator):
             self.codomain.join(leaves, stop - start, out=products[start:stop])
         return products.t()
 
-    def _at(self, batch: Batch) -> tuple[Linearization, Size]:
+    def _at(
+        self, batch: Batch, linearize: Callable[[tuple[Any, ...]], Linearization] | None = None
+    ) -> tuple[Linearization, Size]:
         args = self.args if self.batches.data is None else (*self.args, batch.content)
         index = batch.index
         # Compiled graphs depend on the state that a first run sets up.
@@ -317,7 +356,7 @@ class CurvatureOperator(Portable, LinearOperator):
             prepared = self._prepare(args, index)
             # A function may be deterministic on the first batch and draw random numbers on another.
             draw = RandomState(self.leaves) if index and self._checks else None
-            linearization = self._linearized(prepared)
+            linearization = (linearize or self._linearized)(prepared)
             if draw is not None and draw.advanced and self._draw_seed is None:
                 self._require_deterministic(args)
             return linearization, size

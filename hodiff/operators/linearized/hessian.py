@@ -179,6 +179,11 @@ class HessianOperator(CurvatureOperator):
             return linearization.matrix(self.chunk_size if chunk_size == "auto" else chunk_size, progress)
         return super()._dense(linearization, chunk_size, progress)
 
+    def _diagonal(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
+        if not isinstance(linearization, _RecordedHessian):
+            return super()._diagonal(linearization, chunk_size, progress)
+        return self.domain.join(linearization.diagonal(chunk_size, progress), 1)[:, 0]
+
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
         function = self._bound(leaves, args)
         if self.route in ("auto", ROUTES[0]):
@@ -207,9 +212,21 @@ class _RecordedHessian:
 
     def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
         """Compute the Hessian; only half of the blocks are computed, and constant rows are not pulled back."""
+        return symmetric_blocks(self._rows(chunk_size, progress), joined=True).matrix(self._function.leaves)
+
+    def diagonal(self, chunk_size: int | str | None, progress: bool) -> list[Tensor]:
+        """Compute the diagonal, (1, numbers) for each leaf; rows are pulled back only to their own leaf."""
+        leaves = self._function.leaves
+        found = [torch.zeros(1, leaf.numel(), dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
+        for index, start, stop, (rows,) in self._rows(chunk_size, progress).groups([
+            (i, (i,)) for i, edge in enumerate(self._gradient.edges) if edge is not None
+        ]):
+            found[index][0, start:stop] = rows.reshape(stop - start, -1)[:, start:stop].diagonal()
+        return found
+
+    def _rows(self, chunk_size: int | str | None, progress: bool) -> LinearizedHessian:
         options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress}
-        linearized = LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
-        return symmetric_blocks(linearized, joined=True).matrix(self._function.leaves)
+        return LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
 
 
 class _RoutedHessian:

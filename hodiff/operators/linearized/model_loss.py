@@ -263,17 +263,27 @@ class OuterProducts:
     """
 
     def __init__(self, gradients: Leaves, factor: float | Tensor):
-        self._gradients = gradients
-        self._factor = factor
+        self.gradients = gradients
+        self.factor = factor
 
     def product(self, vectors: Leaves) -> Leaves:
         """See `OutputMatrix`."""
         # Examples are independent of each other, leaves of one example are not.
-        dots = sum((g * u).reshape(*g.shape[:2], -1).sum(-1) for g, u in zip(self._gradients, vectors, strict=True))
+        dots = sum((g * u).reshape(*g.shape[:2], -1).sum(-1) for g, u in zip(self.gradients, vectors, strict=True))
         assert isinstance(dots, Tensor)
-        dots = self._factor * dots
-        return tuple((dots.reshape(*dots.shape, *(1,) * (g.dim() - 2)) * g).sum(0) for g in self._gradients)
+        dots = self.factor * dots
+        return tuple((dots.reshape(*dots.shape, *(1,) * (g.dim() - 2)) * g).sum(0) for g in self.gradients)
 
     def products(self, vectors: Leaves) -> Leaves:
         """See `OutputMatrix`."""
         return torch.func.vmap(lambda *one: self.product(one))(*vectors)
+
+
+def gradients_of_loss(loss: BoundFunction) -> tuple[Tensor | None, ...]:
+    """Compute gradients of the loss with respect to the outputs of all examples."""
+    with torch.enable_grad():
+        outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]
+        value, _ = loss.scalar(outputs)
+        if not value.requires_grad:
+            raise loss.independent()
+        return torch.autograd.grad(value, outputs, allow_unused=True)

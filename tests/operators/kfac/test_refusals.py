@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "heuristic, corrected": (
         lambda: operator(nn.Linear(3, 2), kind=EKFACOperator).inverse("heuristic", damping=1.0),
-        "expected 'exact', because corrected eigenvalues",
+        "expected 'exact', because the blocks' eigenvalues",
     ),
     "an option of others": (
         lambda: operator(nn.Linear(3, 2)).inverse(damping=1.0, tol=1e-3),

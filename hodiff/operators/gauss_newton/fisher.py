@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_generator, require_int
 from hodiff.common.trees import PyTree, describe
-from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import gradient, guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Size
 from hodiff.operators.data.distributed import rank_in, size_of
-from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
+from hodiff.operators.gauss_newton.exact_diagonal import ModelDiagonal
+from hodiff.operators.gauss_newton.gauss_newton import GaussNewtonOperator
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.likelihoods import (
     Likelihood,
@@ -29,7 +29,12 @@ from hodiff.operators.linearized.likelihoods import (
     require_rows,
     share_of_factors,
 )
-from hodiff.operators.linearized.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
+from hodiff.operators.linearized.model_loss import (
+    OuterProducts,
+    OutputMatrix,
+    gradients_of_loss,
+    pair,
+)
 
 
 class FisherOperator(GaussNewtonOperator):
@@ -178,7 +183,7 @@ class FisherOperator(GaussNewtonOperator):
         return super()._scalar_loss(outputs, targets)
 
 
-class EmpiricalFisherOperator(ModelLossOperator):
+class EmpiricalFisherOperator(ModelDiagonal):
     r"""The second moment of the examples' gradients, given by its products.
 
     $$ A = \frac1M \sum_{i=1}^{N} g_i g_i^\top, \qquad g_i = \nabla_x \sum_{j} \ell_{ij}(x), \qquad
@@ -269,16 +274,6 @@ class _Information:
     def products(self, vectors: Leaves) -> Leaves:
         """See `OutputMatrix`."""
         return torch.func.vmap(lambda *one: self.product(one))(*vectors)
-
-
-def gradients_of_loss(loss: BoundFunction) -> tuple[Tensor | None, ...]:
-    """Compute gradients of the loss with respect to the outputs of all examples."""
-    with torch.enable_grad():
-        outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]
-        value, _ = loss.scalar(outputs)
-        if not value.requires_grad:
-            raise loss.independent()
-        return torch.autograd.grad(value, outputs, allow_unused=True)
 
 
 def _one_output(caller: str, outputs: PyTree) -> Tensor:

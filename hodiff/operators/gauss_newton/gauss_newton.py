@@ -6,11 +6,12 @@ from typing import Any
 
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.operators.gauss_newton.exact_diagonal import ModelDiagonal
 from hodiff.operators.linearized.kept_linearizations import Leaves
-from hodiff.operators.linearized.model_loss import ModelLossOperator, OutputMatrix
+from hodiff.operators.linearized.model_loss import OutputMatrix
 
 
-class GaussNewtonOperator(ModelLossOperator):
+class GaussNewtonOperator(ModelDiagonal):
     r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, given by its products.
 
     $$ A v = J^\top \nabla_z^2 \ell(z, y)\, J v, \qquad z = m(x, \cdot),\; J = \partial z / \partial x $$

@@ -1,0 +1,1 @@
+"""Gauss-Newton and Fisher matrices as operators, and their exact diagonals."""

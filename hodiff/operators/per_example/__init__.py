@@ -1,0 +1,1 @@
+"""Gradients of the examples of a batch: sums of squares, norms, and the gradients themselves."""
