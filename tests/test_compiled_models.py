@@ -5,7 +5,9 @@ The backend raises if it is asked to compile, so a derivative proves that no com
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import hodiff
 from hodiff.optim import AdaHessian, HessianFree, LayerwiseGaussNewton, NewtonCG, SophiaG, SophiaH
 from hodiff.optimize import minimize
+from hodiff.torch_internals.compilers import dynamo
 from hodiff.torch_internals.compilers.dynamo import compiled_code
 
 # Optimizers of other tests that are not yet garbage collected may warn here.
@@ -302,6 +305,19 @@ def test_stance_of_the_user_is_kept():
     with torch.compiler.set_stance("fail_on_recompile"):
         hodiff.hvp(f, X, V)
         with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            f(X)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_call_of_compiled_code_has_one_answer(monkeypatch, first):
+    """Observers may be garbage-collected while a call asks for them, and dynamo asks several times."""
+    f = compiled(energy)
+    hodiff.hvp(f, X, V)
+    answers = itertools.chain([first], itertools.cycle([not first, first]))
+    monkeypatch.setattr(dynamo, "_askers", [lambda: next(answers)])
+    for _ in range(3):
+        # The compiler of these tests fails, so a call that succeeds ran the original function.
+        with contextlib.suppress(torch._dynamo.exc.BackendCompilerFailed):
             f(X)
 
 

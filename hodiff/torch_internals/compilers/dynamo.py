@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -133,6 +134,10 @@ def give_zeros_memory() -> None:
         _written_out.add(zeros_without_memory)
 
 
+# Position in dynamo's code at which this thread last read the stance, with the answer.
+_answers = threading.local()
+
+
 class _Stance:
     """The stance of `torch.compiler.set_stance`, which all threads share, with the callbacks of the calling thread.
 
@@ -149,7 +154,13 @@ class _Stance:
     @property
     def stance(self) -> str:
         """The stance that dynamo reads at each call of compiled code."""
-        return "force_eager" if _runs_uncompiled() else self._given.stance
+        # One call reads it several times, and callbacks may change their answer in between, as objects are collected.
+        reader = sys._getframe(1)
+        before, answer = getattr(_answers, "last", (-1, ""))
+        if reader.f_code is not torch._dynamo.eval_frame._callback_from_stance.__code__ or reader.f_lasti <= before:
+            answer = "force_eager" if _runs_uncompiled() else self._given.stance
+        _answers.last = (reader.f_lasti, answer)
+        return answer
 
 
 def _runs_uncompiled() -> bool:
