@@ -82,10 +82,7 @@ class Bytes(TorchDispatchMode):
         super().__init__()
         self.sums: Counter[str] = Counter()
 
-    # Torch's stub has other defaults than its calls.
-    def __torch_dispatch__(  # type: ignore[override]
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator, and add its bytes if it is a collective."""
         result = func(*args, **(kwargs or {}))
         kind, place = WHOLE.get(func.name().split(".")[0], (None, None))

@@ -16,10 +16,10 @@ from benchmarks.report import table
 
 LAYERS, WIDTH, BATCH = 6, 128, 1
 RANKS = (1, 2, 4)
-# Billions of parameters, layers and width of language models.
-MODELS = {"1 billion": (1.2e9, 24, 2048), "7 billion": (6.7e9, 32, 4096), "70 billion": (69e9, 80, 8192)}
+# Parameters and width of language models.
+MODELS = {"1 billion": (1e9, 2048), "7 billion": (7e9, 4096), "70 billion": (70e9, 8192)}
 GPUS = (8, 64)
-GIB, GB = 2**30, 1e9
+GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,32 @@ class Cost:
         scattered: Multiple of P that is scattered.
         whole: Multiple of P in memory that every rank holds whole at the peak.
         shards: Multiple of the rank's part of P in memory at the peak, without x and v.
+        tensors: Number of gathered tensors in memory at the peak, of the size of the largest.
     """
 
     gathered: tuple[int, int]
     scattered: int
-    whole: float
-    shards: float
+    whole: int
+    shards: int
+    tensors: int
 
     def moved(self, parameters: float, factors: float) -> tuple[float, float]:
         """Return how many numbers are gathered and scattered."""
         return self.gathered[0] * parameters + self.gathered[1] * factors, self.scattered * parameters
 
-    def held(self, parameters: float, ranks: int) -> float:
+    def held(self, parameters: float, largest: float, ranks: int) -> float:
         """Return how many numbers a rank holds at the peak, besides activations."""
-        return (self.whole + self.shards / ranks) * parameters
+        return (self.whole + self.shards / ranks) * parameters + self.tensors * largest
 
 
 COSTS = {
-    "gradient": Cost((2, 0), 1, 0, 1),
-    "`hvp`": Cost((2, 3), 2, 1, 2),
-    '`hvp`, `"forward-over-reverse"`': Cost((2, 0), 2, 2, 2),
-    "`HessianOperator`, later": Cost((1, 2), 1, 1, 2),
-    "`GaussNewtonOperator`, later": Cost((1, 2), 1, 1, 2),
+    "`hvp`": Cost((2, 3), 2, 1, 1, 4),
+    '`hvp`, `"forward-over-reverse"`': Cost((2, 0), 2, 3, 2, 0),
+    "`HessianOperator`, later": Cost((1, 2), 1, 1, 2, 3),
+    "`GaussNewtonOperator`, later": Cost((1, 2), 1, 0, 4, 1),
 }
+# A forward and a backward pass of `fully_shard` alone, whose memory depends on the sizes of its units.
+GRADIENT = Cost((2, 0), 1, 0, 1, 0)
 BYTES = """\
 Bytes of whole tensors that collectives gather and scatter in one product, in multiples of the parameters' bytes,
 counted by a `TorchDispatchMode`; and the formula's. A GPT of {layers} layers of width {width}, {ranks} ranks of gloo.
@@ -61,12 +64,14 @@ counted by a `TorchDispatchMode`; and the formula's. A GPT of {layers} layers of
 bytes."""
 MEMORY = """\
 Peak memory of a product in multiples of the parameters' bytes, beyond what was there before it: what torch hands out
-at once. The formula has no activations; sequences are short here."""
-TIME = "Milliseconds of a product, medians of 3; ranks share two cores. One rank is not sharded."
+at once. The formula has no activations, as sequences are short here; its small multiples were chosen to fit."""
+TIME = """\
+Milliseconds of a product, medians of 3. One rank is not sharded. Ranks share two cores, and gloo sends each tensor
+through sockets, so that times on GPUs are others."""
 SCALED = """\
-Gigabytes in bfloat16, by the formula: bytes that a GPU receives in a product, and memory of the product without
-activations. A forward difference of gradients needs one gradient more than the gradient itself, and has an error of
-about 0.1 in bfloat16 (see [bfloat16](bfloat16.md))."""
+Gigabytes that a GPU receives in a product, and, after the semicolon, gigabytes of its memory in the product besides
+parameters, vector and activations, in float32, by the formulas. A forward difference of gradients takes one gradient
+more; in bfloat16, its error is a tenth ([bfloat16](bfloat16.md))."""
 
 
 def measured(ranks: int, layers: int, width: int, batch: int) -> dict[str, Any]:
@@ -95,8 +100,9 @@ def pages(found: dict[int, dict[str, Any]], layers: int, width: int) -> Iterator
     most = max(found)
     parameters, factors = found[most]["parameters"], found[most]["weights"]
     unit = 4 * parameters
+    largest = 4 * width**2 / parameters
     rows, data = [], {}
-    for name, cost in COSTS.items():
+    for name, cost in {"gradient": GRADIENT, **COSTS}.items():
         way = found[most]["ways"][name]
         counts = [way["gathered"] / unit, way["scattered"] / unit]
         formula = [each / parameters for each in cost.moved(parameters, factors)]
@@ -107,30 +113,35 @@ def pages(found: dict[int, dict[str, Any]], layers: int, width: int) -> Iterator
     header = ["", "gathered", "formula", "scattered", "formula"]
     yield "Bytes of collectives", f"{text}\n\n{table(header, rows)}", data
 
-    peaks = {name: {str(n): each["ways"][name]["peak"] / unit for n, each in found.items()} for name in COSTS}
-    rows = [
-        [name, *(f"{peaks[name][str(n)]:.2f}" for n in found), *(f"{cost.held(1, n):.2f}" for n in found if n > 1)]
-        for name, cost in COSTS.items()
-    ]
-    header = ["", *(f"{n} rank{'s' * (n > 1)}" for n in found), *(f"formula, {n}" for n in found if n > 1)]
+    ways = ["gradient", *COSTS]
+    several = [n for n in found if n > 1]
+    peaks = {name: {str(n): each["ways"][name]["peak"] / unit for n, each in found.items()} for name in ways}
+    for name, cost in COSTS.items():
+        peaks[name] |= {f"formula, {n}": cost.held(1, largest, n) for n in several}
+    columns = [*map(str, found), *(f"formula, {n}" for n in several)]
+    rows = [[name, *(f"{row[each]:.2f}" if each in row else "" for each in columns)] for name, row in peaks.items()]
+    header = ["", *map(_ranks, found), *(f"formula, {n}" for n in several)]
     yield "Peak memory of a rank", f"{MEMORY}\n\n{table(header, rows)}", peaks
 
-    times = {name: {str(n): 1e3 * each["ways"][name]["seconds"] for n, each in found.items()} for name in COSTS}
-    rows = [[name, *(f"{each:.3g}" for each in row.values())] for name, row in times.items()]
-    yield "Time", f"{TIME}\n\n{table(['', *(f'{n} rank' + 's' * (n > 1) for n in found)], rows)}", times
+    times = {name: {str(n): 1e3 * each["ways"][name]["seconds"] for n, each in found.items()} for name in ways}
+    rows = [[name, *(f"{each:.0f}" for each in row.values())] for name, row in times.items()]
+    yield "Time", f"{TIME}\n\n{table(['', *map(_ranks, found)], rows)}", times
 
-    scaled = {name: _scaled(cost) for name, cost in COSTS.items()}
-    header = ["", *next(iter(scaled.values()))]
+    scaled = {f"{model}, {gpus} GPUs": _scaled(model, gpus) for model in MODELS for gpus in GPUS}
     rows = [[name, *row.values()] for name, row in scaled.items()]
-    yield "Larger models", f"{SCALED}\n\n{table(header, rows)}", scaled
+    yield "Larger models", f"{SCALED}\n\n{table(['', 'gradient', *COSTS], rows)}", scaled
 
 
-def _scaled(cost: Cost) -> dict[str, str]:
-    """Return the gigabytes that a GPU receives and holds, by model and number of GPUs."""
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _scaled(model: str, gpus: int) -> dict[str, str]:
+    """Return the gigabytes that a GPU receives and holds in each product."""
+    parameters, width = MODELS[model]
     cells = {}
-    for model, (parameters, *_) in MODELS.items():
-        for gpus in GPUS:
-            received = 2 * sum(cost.moved(parameters, parameters)) * (gpus - 1) / gpus
-            held = 2 * cost.held(parameters, gpus)
-            cells[f"{model}, {gpus} GPUs"] = f"{received / GB:.3g}; {held / GB:.3g}"
+    for name, cost in {"gradient": GRADIENT, **COSTS}.items():
+        received = 4 * sum(cost.moved(parameters, parameters)) * (gpus - 1) / gpus / GB
+        held = 4 * cost.held(parameters, 4 * width**2, gpus) / GB
+        cells[name] = f"{received:.0f}" if name == "gradient" else f"{received:.0f}; {held:.1f}"
     return cells
