@@ -42,7 +42,7 @@ class Checkpoint:
         folder: The folder, created if needed; for several ranks on a file system that they share. Each call needs its
             own.
         every: Number of products between two states, 1 or more. A state of `eigsh` has all vectors that Lanczos keeps,
-            a state of `solve` three for each column.
+            a state of `solve` four for each column; to save it takes as much memory again.
 
     Raises:
         InputError: If `folder` is no path, or `every` no positive int.
@@ -275,6 +275,8 @@ class Stages:
         found, shards = {}, self._view.shards
         for stage, named in blocks.items():
             for name, block in named.items():
+                if not block.shape[1]:
+                    continue
                 if shards is not None:
                     leaves = shards.leaves(block, self._shapes)
                 else:
@@ -287,9 +289,11 @@ class Stages:
         """Copy leaves to the blocks of which they are parts."""
         for stage, named in blocks.items():
             for name, block in named.items():
-                parts = [leaves[f"{stage}/{name}/{i}"] for i in range(len(self._shapes))]
-                local = parts if self._view.shards is None else [each.to_local() for each in parts]
-                block.copy_(torch.cat([each.reshape(len(each), -1) for each in local], 1).t())
+                if block.shape[1]:
+                    parts = [leaves[f"{stage}/{name}/{i}"] for i in range(len(self._shapes))]
+                    local = parts if self._view.shards is None else [each.to_local() for each in parts]
+                    shapes = [(len(each), size.numel()) for each, size in zip(local, self._shapes, strict=True)]
+                    block.copy_(torch.cat([each.reshape(s) for each, s in zip(local, shapes, strict=True)], 1).t())
 
     def _empty(self, count: int, dtype: torch.dtype, *, by_rows: bool) -> Tensor:
         """Return a block; a run repeats its rounding only with vectors in the same memory layout."""

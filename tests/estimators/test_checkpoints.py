@@ -35,7 +35,10 @@ class Interrupted(Wrapped):
 LANCZOS = {"which": "LA", "method": "lanczos", "max_iterations": 2000}
 RUNS = {
     "eigsh": (HARD, lambda A, **o: eigsh(A, 4, **LANCZOS, restart=20, **o)),
-    "eigsh, twice": (HARD.float() - 1.019, lambda A, **o: eigsh(A, 4, which="LA", method="lanczos", restart=30, **o)),
+    "eigsh, twice": (
+        (HARD - 1.019999 * torch.eye(N, dtype=D)).float(),
+        lambda A, **o: eigsh(A, 4, which="LA", method="lanczos", restart=30, **o),
+    ),
     "solve": (POSITIVE, lambda A, **o: solve(A, B, tol=1e-12, **o)),
     "solve from a start": (POSITIVE, lambda A, **o: solve(A, B[:, 0], x0=B[:, 1], **o)),
     "spectral_density": (HARD, lambda A, **o: spectral_density(A, samples=5, steps=30, chunk_size=2, **o)),
@@ -57,7 +60,7 @@ def numbers(result):
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.3, 0.8])
 def test_an_interrupted_run_resumes_with_the_same_numbers(tmp_path, name, share):
     matrix, run = RUNS[name]
     whole = run(Wrapped(matrix))
