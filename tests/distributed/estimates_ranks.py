@@ -1,5 +1,7 @@
 """One rank, run by test_estimates.py: estimates of a sharded operator equal those of the whole model in one process."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.func import functional_call
 
-from hodiff import GaussNewtonOperator, HessianOperator, InputError
+from hodiff import ConvergenceError, GaussNewtonOperator, HessianOperator, InputError
 from hodiff.estimators import (
+    Checkpoint,
     condition_number,
     diagonal,
     effective_dimension,
@@ -155,6 +158,12 @@ def replicated_too() -> None:
     near(joined(A, diagonal(A, method="exact").value), B.to_dense().diagonal())
     basis, triangle = (each for each in factors(A))
     near(basis @ triangle, factors(B)[0] @ factors(B)[1], 1e-12)
+    options = {"which": "LA", "method": "lanczos", "restart": 6, "tol": 1e-9}
+    folder = Path(sys.argv[2]).parent / "state"
+    with pytest.raises(ConvergenceError):
+        eigsh(A, 2, **options, max_iterations=8, checkpoint=Checkpoint(folder, every=3))
+    found = eigsh(A, 2, **options, checkpoint=folder)
+    near(found.eigenvalues, torch.linalg.eigvalsh(B.to_dense())[-2:])
     for refused in (lambda: A.eigsh(method="arpack"), lambda: A.solve(x, method="minres")):
         with pytest.raises(InputError, match="sharded"):
             refused()
