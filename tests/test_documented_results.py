@@ -238,6 +238,14 @@ def standard_problems() -> Iterator[tuple[str, float]]:
                 yield from ((each, float(measured)) for each in found)
 
 
+def bfloat16_digits() -> Iterator[tuple[str, float]]:
+    found = on_file("bfloat16")["parts"]["Relative errors"]
+    rows = table_after("docs/guides/large_models.md", "Relative errors for a GPT with two layers")
+    for (_, *cells), errors in zip(rows, found.values(), strict=True):
+        measured = errors["gradient"], errors["`hvp`"], errors["differences"]
+        yield from zip(cells, measured, strict=True)
+
+
 CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
     each.__name__: each
     for each in (
@@ -253,6 +261,7 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
         compiled_dense,
         footprints_of_products,
         footprints_of_inner_loops,
+        bfloat16_digits,
         attention_errors,
         training_losses,
         standard_problems,
@@ -265,6 +274,15 @@ def test_figures_in_documents_match_saved_results(claim: str) -> None:
     compared = list(CLAIMS[claim]())
     assert compared
     assert [(shown, measured) for shown, measured in compared if not is_rounded_from(shown, measured)] == []
+
+
+def test_costs_of_sharded_products_are_those_of_the_formulas() -> None:
+    parts = on_file("sharded")["parts"]
+    for name, row in parts["Bytes of collectives"].items():
+        assert [row["gathered"], row["scattered"]] == pytest.approx(row["formula"], rel=0.02), name
+    for name, row in parts["Peak memory of a rank"].items():
+        for ranks in () if name == "gradient" else ("2", "4"):
+            assert row[ranks] == pytest.approx(row[f"formula, {ranks}"], rel=0.1), (name, ranks)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,3 +104,69 @@ class Shards:
             whole = layout.dtensor(random(layout.shape.numel()).view(layout.shape), layout.everywhere)
             parts.append(whole.redistribute(placements=layout.placements).to_local().reshape(-1))
         return torch.cat(parts)
+
+    def units(self, start: int, stop: int, like: Tensor) -> Tensor:
+        """Return this rank's part of the unit vectors `start` to `stop` of the whole space, as columns."""
+        columns = []
+        for index in range(start, stop):
+            ends = iter(torch.tensor([0, *(layout.shape.numel() for layout in self.layouts)]).cumsum(0).tolist())
+
+            def one_hot(count: int, index: int = index, ends: Iterator[int] = ends) -> Tensor:
+                leaf, place = like.new_zeros(count), index - next(ends)
+                if 0 <= place < count:
+                    leaf[place] = 1
+                return leaf
+
+            columns.append(self.draw(one_hot))
+        return torch.stack(columns, 1)
+
+    def leaves(self, block: Tensor, shapes: Sequence[torch.Size]) -> list[Any]:
+        """Return the columns of a block (n, k) as one DTensor (k, *shape) for each leaf, given its local shape."""
+        parts = block.detach().t().split([shape.numel() for shape in shapes], 1)
+        return [
+            layout.batched(block.shape[1]).dtensor(part.reshape(len(part), *shape))
+            for layout, part, shape in zip(self.layouts, parts, shapes, strict=True)
+        ]
+
+    def whole(self, block: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
+        """Gather the columns of a block on every rank, (count, k)."""
+        with exchanging("gathering a vector"):
+            rows = [each.full_tensor().reshape(block.shape[1], -1) for each in self.leaves(block, shapes)]
+        return torch.cat(rows, 1).t()
+
+    def _copied(self, layout: Layout) -> list[tuple[Any, int]]:
+        """Return the dimensions of meshes along which ranks have the same part of a leaf."""
+        own = [(layout.mesh, i) for i, each in enumerate(layout.placements) if each.is_replicate()]
+        if layout.mesh.size() == self.mesh.size():
+            return own
+        names, inner = self.mesh.mesh_dim_names or (), layout.mesh.mesh_dim_names or ()
+        if not inner or not set(inner) <= set(names):
+            raise InputError(
+                f"operator: x: expected DTensors on a device mesh and parts of it by name, got {self.mesh} and "
+                f"{layout.mesh}; create meshes by mesh[name] of one init_device_mesh(..., mesh_dim_names=...)."
+            )
+        return own + [(self.mesh, i) for i, each in enumerate(names) if each not in inner]
+
+    def factorized(self, block: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        r"""Compute $B = Q R$ with orthonormal columns of Q over all ranks, from the factors R of their parts."""
+        # Nearly dependent columns amplify rounding, so only one of the ranks that share a part factorizes it. See
+        # Demmel, Grigori, Hoemmen, Langou, "Communication-optimal parallel and sequential QR and LU factorizations",
+        # SIAM J. Sci. Comput. 34 (2012), section 3.
+        copied, parts, count = [self._copied(each) for each in self.layouts], block.split(list(sizes)), block.shape[1]
+        owned = [all(mesh.get_local_rank(dim) == 0 for mesh, dim in each) for each in copied]
+        here = [block[:0], *(part for part, own in zip(parts, owned, strict=True) if own)]
+        inner, triangle = torch.linalg.qr(torch.cat(here))
+        place, ranks = self.mesh.mesh.flatten().tolist().index(dist.get_rank()), self.mesh.size()
+        stacked = block.new_zeros(ranks, count, count)
+        stacked[place, : len(triangle)] = triangle
+        outer, whole = torch.linalg.qr(reduce_over(self.mesh, stacked).reshape(-1, count))
+        rows = inner @ outer[place * count : place * count + len(triangle)]
+        taken = iter(rows.split([size for size, own in zip(sizes, owned, strict=True) if own]))
+        basis = []
+        for part, own, shared in zip(parts, owned, copied, strict=True):
+            found = next(taken).contiguous() if own else part.new_zeros(part.shape)
+            for mesh, dim in shared:
+                with exchanging("copying a part of a vector"):
+                    dist.all_reduce(found, group=mesh.get_group(dim))
+            basis.append(found)
+        return torch.cat(basis), whole

@@ -1,6 +1,7 @@
 """Matrix-free estimators: traces, diagonals, eigenvalues, spectra, determinants and linear systems from products."""
 
 from hodiff.errors import ConvergenceError as ConvergenceError
+from hodiff.estimators.checkpoints import Checkpoint as Checkpoint
 from hodiff.estimators.results import DiagonalEstimate as DiagonalEstimate
 from hodiff.estimators.results import Estimate as Estimate
 from hodiff.estimators.spectra.condition_number import ConditionNumber as ConditionNumber

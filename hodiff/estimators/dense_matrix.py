@@ -13,8 +13,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 
-from hodiff.common.chunks import resolve_chunk_size, spans
-from hodiff.common.trees import one_hot_rows
+from hodiff.common.chunks import spans
 from hodiff.errors import InputError
 from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
@@ -42,20 +41,22 @@ def host_operator(view: View, matmat: Apply, dtype: torch.dtype, rmatmat: Apply 
 
 def columns(view: View) -> Iterator[tuple[int, int, Tensor]]:
     """Iterate over groups (start, stop, columns `start` to `stop`) of the matrix, with n products in all."""
-    size = resolve_chunk_size(view.chunk_size, view.n, sum(view.shape) * view.dtype.itemsize, view.device)
-    like = torch.empty(view.n, dtype=view.dtype, device=view.device)
-    for start, stop in spans(view.n, size):
-        yield start, stop, view.matmat(one_hot_rows(start, stop, like).T)
+    size = view.group_size(view.total, sum(view.shape) * view.dtype.itemsize)
+    for start, stop in spans(view.total, size):
+        yield start, stop, view.matmat(view.units(start, stop))
 
 
 def diagonal_of(view: View) -> Tensor:
     """Compute the diagonal (n,) by n products."""
-    return torch.cat([precise(block)[start:stop].diagonal() for start, stop, block in columns(view)])
+    if view.shards is None:
+        return torch.cat([precise(block)[start:stop].diagonal() for start, stop, block in columns(view)])
+    parts = [(view.units(start, stop) * precise(block)).sum(1) for start, stop, block in columns(view)]
+    return torch.stack(parts).sum(0)
 
 
 def matrix_of(view: View) -> Tensor:
     """Compute the matrix (m, n) by n products."""
-    return torch.cat([block for _, _, block in columns(view)], 1)
+    return torch.cat([view.whole(block) for _, _, block in columns(view)], 1)
 
 
 def symmetric_matrix_of(view: View) -> Tensor:

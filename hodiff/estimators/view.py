@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.options import require_bool, require_chunk_size
 from hodiff.common.overriding import is_moving
-from hodiff.common.trees import describe
+from hodiff.common.trees import describe, one_hot_rows
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.estimators.results import norms_of, precise
@@ -98,6 +98,21 @@ class View:
     def norms(self, block: Tensor) -> Tensor:
         """Compute the norms of columns in high precision, on the operator's device."""
         return norms_of(block) if self.shards is None else self.dots(block, block).sqrt()
+
+    def units(self, start: int, stop: int) -> Tensor:
+        """Return the unit vectors `start` to `stop` of all `total`, as columns."""
+        like = torch.empty(self.n, dtype=self.dtype, device=self.device)
+        return one_hot_rows(start, stop, like).T if self.shards is None else self.shards.units(start, stop, like)
+
+    def whole(self, block: Tensor) -> Tensor:
+        """Return all rows of products on this process, (total, k)."""
+        return block if self.shards is None else self.shards.whole(block, self.domain.shapes)
+
+    def qr(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """Factorize a block into orthonormal columns and a triangle that every rank has."""
+        if self.shards is None:
+            return torch.linalg.qr(block)
+        return self.shards.factorized(block, self.domain.sizes)
 
     def require_whole(self, what: str, remedy: str) -> None:
         """Raise if vectors are sharded over ranks."""
@@ -262,7 +277,7 @@ def view_of(
     spaces = (A.domain, A.codomain) if _is_hodiffs(A) else (None, None)
     view = View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed, *spaces)
     if not sharded_too:
-        view.require_whole(caller, "use eigsh, solve, spectral_density, trace, diagonal or frobenius_norm")
+        view.require_whole(caller, "use solve, an estimator of the spectrum, trace or diagonal")
     return view
 
 

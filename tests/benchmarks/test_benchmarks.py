@@ -58,6 +58,8 @@ def test_list_option_prints_all_workloads(monkeypatch: pytest.MonkeyPatch, capsy
         "attention_kernels",
         "sparse",
         "footprints",
+        "sharded",
+        "bfloat16",
         "standard_problems",
         "optimizers",
         "training",

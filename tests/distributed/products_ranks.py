@@ -225,14 +225,12 @@ def estimates(A: Any, B: Any, w: Any, v: Any) -> None:
         A.to_dense,
         A.to_scipy,
         A.inverse,
-        A.trace,
-        A.diagonal,
-        A.logdet,
         lambda: A.block("shift"),
         lambda: A.to(torch.float32),
         lambda: A.eigsh(method="arpack"),
         lambda: A.solve(w, method="minres"),
-        lambda: hodiff.estimators.spectral_density(A, method="exact"),
+        lambda: hodiff.estimators.nystrom_preconditioner(A, 2, 1.0),
+        lambda: A.solve(w, method="dense"),
     ):
         with pytest.raises(hodiff.InputError, match="sharded"):
             refused()

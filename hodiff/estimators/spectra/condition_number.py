@@ -92,7 +92,7 @@ def condition_number(
 
     Source: Golub, Van Loan, "Matrix computations" (4th edition), section 2.6.2.
     """
-    view = view_of(A, "condition_number")
+    view = view_of(A, "condition_number", sharded_too=True)
     require_amount("condition_number", "damping", damping)
     require_choice("condition_number", "method", method, ["lanczos", "dense"])
     require_amount("condition_number", "tol", tol, positive=True)
@@ -100,7 +100,7 @@ def condition_number(
     require_bool("condition_number", "throw", throw)
     generator = generator_or_default("condition_number", generator)
     with view.counting(None, progress):
-        if method == "dense" or view.n <= max_iterations:
+        if method == "dense" or view.total <= max_iterations:
             values = (torch.linalg.eigvalsh(symmetric_matrix_of(view)) + damping).tolist()
             return _ratio(view, values, True, "dense")
         start = draw(view, "gaussian", 1, generator)[:, 0]

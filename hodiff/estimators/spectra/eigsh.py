@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from hodiff.common.options import require_amount, require_bool, require_choice, 
 from hodiff.common.trees import describe
 from hodiff.displays import SHOWN, Cell, badge, element, facts, number, page, table
 from hodiff.errors import InputError
+from hodiff.estimators.checkpoints import Checkpoint, Stages
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of, not_converged, precise
-from hodiff.estimators.spectra.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
+from hodiff.estimators.spectra.eigensolvers import METHODS, UNAVAILABLE
+from hodiff.estimators.spectra.lanczos_eigenpairs import SELECT, EigenProblem, SpentError, default_kept
 from hodiff.estimators.view import View, require_constant, view_of
 
 RESOLVED = 0.1  # largest residual, relative to the eigenvalue, at which its size and sign are known
@@ -82,6 +85,8 @@ def eigsh(
     start: Any = None,
     tol: float | None = None,
     max_iterations: int | None = None,
+    restart: int | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
     throw: bool = True,
     generator: torch.Generator | None = None,
     progress: bool = False,
@@ -91,8 +96,9 @@ def eigsh(
     $$ A v_i = \lambda_i v_i $$
 
     "arpack" is SciPy's implicitly restarted Lanczos method: reliable and of bounded memory; vectors pass through the
-    host. "lanczos" keeps all vectors on the operator's device, with full re-orthogonalization, and suits a few large
-    eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies with all n unit vectors.
+    host. "lanczos" keeps `restart` vectors on the operator's device, with full re-orthogonalization and thick restarts,
+    and suits a few large eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies
+    with all n unit vectors.
     From one start "arpack" and "lanczos" find a single copy of a multiple eigenvalue. If k > 1 they search the
     orthogonal complement for missed eigenvalues, which takes about as many products again. Final residuals from new
     products determine `converged` and `resolved`.
@@ -111,8 +117,11 @@ def eigsh(
             times the rounding of 16-bit operators. Below float64, eigenvalues smaller than ten times their residuals
             are refined by default: a second round, of at most twice as many products, has a hundredth of the tolerance.
             `resolved` marks the eigenvalues that are known in the end.
-        max_iterations: Maximum number of restarts of "arpack" (1000 by default), vectors of "lanczos" (the larger of
-            100 and 20 k) or blocks of "lobpcg" (1000).
+        max_iterations: Maximum number of restarts of "arpack" (1000 by default), steps of "lanczos" (ten times
+            `restart`) or blocks of "lobpcg" (1000).
+        restart: Number of vectors that "lanczos" keeps, k + 2 or more, by default the larger of 100 and 20 k. A few
+            vectors beyond them are in memory: the results, and three of a step.
+        checkpoint: A folder, or a `Checkpoint`, in which "lanczos" saves its state, and from which it resumes.
         throw: Whether missing the tolerance raises an error instead of a warning.
         generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         progress: Whether to show a progress bar.
@@ -133,8 +142,9 @@ def eigsh(
         tensor([38., 39.], dtype=torch.float64)
 
     Source: Lehoucq, Sorensen, Yang, "ARPACK users' guide" (SIAM 1998); A. V. Knyazev, "Toward the optimal
-    preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001); B. N. Parlett, "The symmetric eigenvalue problem",
-    chapter 13.
+    preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001); Wu, Simon, "Thick-restart Lanczos method for large
+    symmetric eigenvalue problems", SIAM J. Matrix Anal. Appl. 22 (2000); B. N. Parlett, "The symmetric
+    eigenvalue problem", chapter 13.
     """
     view = view_of(A, "eigsh", sharded_too=True)
     require_int("eigsh", "k", k, 1)
@@ -154,6 +164,13 @@ def eigsh(
     loose = tol is None and max_iterations is None
     tol = view.default_tolerance(1e-9) if tol is None else tol
     require_amount("eigsh", "tol", tol)
+    require_int("eigsh", "restart", restart, min(k + 2, view.total), optional=True)
+    for name, value in (("restart", restart), ("checkpoint", checkpoint)):
+        if value is not None and method != "lanczos":
+            raise InputError(
+                f'eigsh: {name}: expected None for method={method!r}, got {describe(value)}; it is for "lanczos".'
+            )
+    kept = default_kept(k) if restart is None else restart
     generator = generator_or_default("eigsh", generator)
     begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
     # A Krylov space of ARPACK's size, or LOBPCG's blocks, would be the whole space.
@@ -161,13 +178,15 @@ def eigsh(
     if view.shards is None and view.n <= max(2 * k + 1, 20, least):
         method = "dense"
 
-    problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator)
     with view.counting(None, progress):
+        stages = Stages(view, checkpoint, {"k": k, "which": which, "restart": kept, "tol": tol}, generator=generator)
+        problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator, kept, stages)
         result = _solved(problem, method)
         if not result.converged and view.finds_coarser():
             problem.tol = max(problem.tol, 6 * view.rounding)
             result = replace(result, converged=_is_solved(problem, result.residual), products=view.products)
             if not result.converged:
+                problem.label = "coarser "
                 result = _solved(problem, method)
         if result.converged and loose and not bool(result.resolved.all()):
             result = _resolved(problem, result)
@@ -185,7 +204,7 @@ def _solved(problem: EigenProblem, method: str) -> Eigenpairs:
 def _resolved(problem: EigenProblem, result: Eigenpairs) -> Eigenpairs:
     """Refine eigenvalues that are small beside the norm, with a finer tolerance."""
     view, vectors = problem.view, result.eigenvectors
-    finer = replace(problem, tol=max(8 * view.rounding, problem.tol / 100), most=3 * view.products)
+    finer = replace(problem, tol=max(8 * view.rounding, problem.tol / 100), most=3 * view.products, label="finer ")
     finer.start = vectors if result.method == "lobpcg" else vectors.sum(1, keepdim=True)
     if problem.tol < COARSE or finer.tol >= problem.tol or result.residual.max() <= _allowed(finer):
         return result

@@ -55,7 +55,7 @@ def effective_dimension(
     Source: D. J. C. MacKay, "Bayesian interpolation", Neural Computation 4 (1992), eq. 4.9 (gamma); by quadrature,
     Ubaru, Chen, Saad, SIAM J. Matrix Anal. Appl. 38 (2017).
     """
-    view = view_of(A, "effective_dimension", chunk_size=chunk_size)
+    view = view_of(A, "effective_dimension", chunk_size=chunk_size, sharded_too=True)
     require_amount("effective_dimension", "damping", damping, positive=True)
 
     def part(values: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def logdet(
     Source: Ubaru, Chen, Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM J. Matrix Anal.
     Appl. 38 (2017), section 3.
     """
-    view = view_of(A, "logdet", chunk_size=chunk_size)
+    view = view_of(A, "logdet", chunk_size=chunk_size, sharded_too=True)
     require_amount("logdet", "damping", damping)
 
     def logarithm(values: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def schatten_norm(
     Source: Ubaru, Chen, Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM J. Matrix Anal.
     Appl. 38 (2017), with Schatten norms as an example.
     """
-    view = view_of(A, "schatten_norm", chunk_size=chunk_size)
+    view = view_of(A, "schatten_norm", chunk_size=chunk_size, sharded_too=True)
     require_number("schatten_norm", "p", p, finite=True)
     if p < 1:
         raise InputError(f"schatten_norm: p: expected 1 or more, got {p!r}; p=1 is the nuclear norm.")

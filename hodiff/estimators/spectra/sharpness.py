@@ -102,7 +102,7 @@ def sharpness(
     Source: Cohen, Kaur, Li, Kolter, Talwalkar, "Gradient descent on neural networks typically occurs at the edge of
     stability", ICLR 2021; B. N. Parlett, "The symmetric eigenvalue problem", sections 4.2 and 13.
     """
-    view = view_of(A, "sharpness")
+    view = view_of(A, "sharpness", sharded_too=True)
     require_choice("sharpness", "method", method, METHODS)
     require_amount("sharpness", "tol", tol, positive=True)
     require_int("sharpness", "max_iterations", max_iterations, 1)
@@ -113,14 +113,14 @@ def sharpness(
     vector = start_block(view, start, 1, generator)[:, 0]
     if start is not None:
         noise = draw(view, "sphere", 1, generator)[:, 0]
-        vector = vector / torch.linalg.vector_norm(vector) + NOISE * noise / view.n**0.5
+        vector = vector / _norm(view, vector) + NOISE * noise / view.total**0.5
 
     with view.counting(None, progress):
         value, vector, scale = METHODS[method](view, vector, tol, max_iterations, callback)
         iterations = view.products
-        vector = vector / torch.linalg.vector_norm(vector)
+        vector = vector / _norm(view, vector)
         image = precise(view.matmat(vector[:, None])[:, 0])
-    residual = torch.linalg.vector_norm(image - value * precise(vector)).item()
+    residual = _norm(view, image - value * precise(vector))
     converged = residual <= max(2 * tol, 16 * view.rounding) * scale
     if not converged and view.finds_coarser():
         converged = residual <= 16 * view.rounding * scale
@@ -160,24 +160,28 @@ def _lanczos(
 def _power(
     view: View, start: Tensor, tol: float, max_iterations: int, callback: Callback
 ) -> tuple[float, Tensor, float]:
-    vector = start / torch.linalg.vector_norm(start)
+    vector = start / _norm(view, start)
     shift, scale, value = 0.0, 0.0, 0.0
     for iteration in range(1, max_iterations + 1):
         image = view.matmat(vector[:, None])[:, 0]
-        value = (precise(vector) * precise(image)).sum().item()
+        value = view.dots(vector[:, None], image[:, None]).item()
         scale = max(scale, abs(value))
-        residual = torch.linalg.vector_norm(precise(image) - value * precise(vector)).item()
+        residual = _norm(view, precise(image) - value * precise(vector))
         if callback is not None:
             callback(iteration, value)
         if residual <= tol * scale:
             if value >= 0 or shift:
                 break
             # The eigenvalues of A - value I are nonnegative, and its largest belongs to the largest of A.
-            shift, vector = -value, start / torch.linalg.vector_norm(start)
+            shift, vector = -value, start / _norm(view, start)
             continue
         vector = image + shift * vector
-        vector = vector / torch.linalg.vector_norm(vector)
+        vector = vector / _norm(view, vector)
     return value, vector, scale
+
+
+def _norm(view: View, vector: Tensor) -> float:
+    return view.norms(vector[:, None]).item()
 
 
 METHODS = {"lanczos": _lanczos, "power": _power}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.displays import curve, element, facts, number, page
 from hodiff.errors import InputError
+from hodiff.estimators.checkpoints import Checkpoint
 from hodiff.estimators.probes import generator_or_default
 from hodiff.estimators.results import Estimate, cost_of, mean_and_error
 from hodiff.estimators.spectra.quadrature import exact_rule, lanczos_rules, truncation_of
@@ -176,6 +178,7 @@ def spectral_density(
     probes: str = "rademacher",
     generator: torch.Generator | None = None,
     chunk_size: int | str | None = "auto",
+    checkpoint: Checkpoint | str | Path | None = None,
     progress: bool = False,
 ) -> SpectralDensity:
     r"""Density of the eigenvalues of a symmetric operator, by stochastic Lanczos quadrature.
@@ -195,6 +198,7 @@ def spectral_density(
         probes: "rademacher" (signs), "gaussian" or "sphere"; only their direction matters.
         generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Chains that run together: a positive int, None for all, or "auto" within a memory budget.
+        checkpoint: A folder, or a `Checkpoint`, in which "slq" saves its state, and from which it resumes.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -219,9 +223,10 @@ def spectral_density(
     require_choice("spectral_density", "method", method, ["slq", "exact"])
     generator = generator_or_default("spectral_density", generator)
     if method == "exact":
-        view.require_whole("method='exact'", 'use method="slq"')
-        with view.counting(view.n, progress):
+        if checkpoint is not None:
+            raise InputError('spectral_density: checkpoint: expected None for method="exact"; it is for "slq".')
+        with view.counting(view.total, progress):
             rule = exact_rule(view)
-        return SpectralDensity(*rule, *rule, view.n, view.products, method)
-    rules, short = lanczos_rules(view, samples, steps, probes, generator, progress)
+        return SpectralDensity(*rule, *rule, view.total, view.products, method)
+    rules, short = lanczos_rules(view, samples, steps, probes, generator, progress, checkpoint)
     return SpectralDensity(*rules, *short, view.total, view.products, method)

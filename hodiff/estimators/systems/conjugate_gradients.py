@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hodiff.estimators.checkpoints import Keep, State
 from hodiff.estimators.results import norms_of, precise
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
@@ -30,6 +31,21 @@ class Descent:
     # Systems that ended early: by `CURVATURE` or a `PRECONDITIONER` that is not positive.
     breakdowns: dict[int, Breakdown]
 
+    @classmethod
+    def of(cls, state: State) -> Descent:
+        """Return a saved result."""
+        solution, saved = state.blocks["solution"], state.numbers
+        norms = torch.tensor(saved["norms"], dtype=precise(solution).dtype, device=solution.device)
+        breakdowns = {column: (kind, iteration) for column, kind, iteration in saved["breakdowns"]}
+        return cls(solution, norms, saved["iterations"], breakdowns)
+
+    @property
+    def state(self) -> State:
+        """State of the result."""
+        breakdowns = [[column, *each] for column, each in self.breakdowns.items()]
+        numbers = {"norms": self.norms.tolist(), "iterations": self.iterations, "breakdowns": breakdowns}
+        return State(numbers, {"solution": self.solution})
+
     def end(self, columns: Tensor, kind: str) -> None:
         """Record that these systems break down in the next iteration."""
         for column in columns.tolist():
@@ -45,6 +61,8 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
     dots: Callable[[Tensor, Tensor], Tensor] | None = None,
+    saved: State | None = None,
+    keep: Keep | None = None,
 ) -> Descent:
     r"""Minimize $\frac12 x^T A x - b^T x$ over a growing Krylov space, with separate steps and stops for each column.
 
@@ -58,6 +76,8 @@ def conjugate_gradients(
         precondition: Approximation of the inverse, for blocks.
         watch: Called after each iteration as `watch(iteration, norms)`, with the norms of systems that were open in it.
         dots: Computes inner products of columns; by default of vectors on this process.
+        saved: State from which to go on.
+        keep: Called before each iteration with a function that returns the state.
 
     Returns:
         Solutions, norms of residuals and breakdowns.
@@ -66,13 +86,21 @@ def conjugate_gradients(
     """
     solution, norms = torch.zeros_like(b), norms_of(b) if dots is None else dots(b, b).sqrt()
     dots = _dots if dots is None else dots
-    found = Descent(solution, norms, 0, {})
-    columns, r, targets = _keep(~(norms <= targets), torch.arange(b.shape[1], device=b.device), b, targets)
-    if not len(columns):
-        return found
-    z = r if precondition is None else precondition(r)
-    p, rz = z, dots(r, z)
+    if saved is None:
+        found = Descent(solution, norms, 0, {})
+        columns, r, targets = _keep(~(norms <= targets), torch.arange(b.shape[1], device=b.device), b, targets)
+        if not len(columns):
+            return found
+        z = r if precondition is None else precondition(r)
+        p, rz = z, dots(r, z)
+    else:
+        found = Descent.of(saved)
+        solution, norms, r, p = found.solution, found.norms, saved.blocks["r"], saved.blocks["p"]
+        columns = torch.tensor(saved.numbers["columns"], device=b.device)
+        rz, targets = (norms.new_tensor(saved.numbers[name]) for name in ("rz", "targets"))
     while True:
+        if keep is not None:
+            keep(lambda: _open(found, columns, r, p, rz, targets))  # noqa: B023 - called at once
         usable = (rz > 0) & torch.isfinite(rz)
         if not bool(usable.all()):
             found.end(columns[~usable], PRECONDITIONER)
@@ -109,15 +137,23 @@ def conjugate_gradients(
 
 def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
     """Solve a positive definite system for an increment by conjugate gradients."""
-    found = conjugate_gradients(
-        lambda block, _: system.apply(block),
-        residual,
-        targets,
-        system.left,
-        precondition=system.precondition,
-        watch=system.advance,
-        dots=system.view.dots,
-    )
+
+    def run(saved: State | None, keep: Keep) -> State:
+        return conjugate_gradients(
+            lambda block, _: system.apply(block),
+            residual,
+            targets,
+            system.left,
+            precondition=system.precondition,
+            watch=system.advance,
+            dots=system.view.dots,
+            saved=saved,
+            keep=keep,
+        ).state
+
+    system.increments += 1
+    found = Descent.of(system.stages.stage(f"increment {system.increments}", run))
+    system.advance_to(found.iterations)
     reasons: list[str | None] = [None] * residual.shape[1]
     for column, (kind, iteration) in found.breakdowns.items():
         reasons[column] = REASONS[kind].format(system.offset + iteration)
@@ -129,6 +165,13 @@ REASONS = {
     'method="minres"',
     PRECONDITIONER: "the preconditioner is not positive definite at iteration {}; make it so",
 }
+
+
+def _open(found: Descent, columns: Tensor, r: Tensor, p: Tensor, rz: Tensor, targets: Tensor) -> State:
+    """Return the state of an iteration."""
+    numbers = {"columns": columns.tolist(), "rz": rz.tolist(), "targets": targets.tolist()}
+    done = found.state
+    return State({**done.numbers, **numbers}, {**done.blocks, "r": r, "p": p})
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:

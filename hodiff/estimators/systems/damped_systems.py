@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hodiff.estimators.checkpoints import Stages
 from hodiff.estimators.view import View
 
 Apply = Callable[[Tensor], Tensor]
@@ -24,7 +25,9 @@ class DampedSystem:
     callback: Callable[[int, Tensor], None] | None
     restart: int | None
     step_size: float | None
+    stages: Stages
     iterations: int = 0
+    increments: int = 0
     offset: int = field(default=0, repr=False)
 
     def apply(self, block: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hodiff.common.options import (
 from hodiff.common.trees import describe
 from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
+from hodiff.estimators.checkpoints import Checkpoint, Stages
 from hodiff.estimators.dense_matrix import matrix_of
 from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.systems import conjugate_gradients, neumann, scipy_krylov
@@ -71,6 +73,7 @@ def solve(
     step_size: float | None = None,
     throw: bool = True,
     callback: Callable[[int, Tensor], None] | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
     progress: bool = False,
 ) -> Solution:
     r"""Solve a linear system, from products with the operator.
@@ -108,6 +111,8 @@ def solve(
         throw: Whether missing the tolerance raises an error instead of a warning.
         callback: Called as `callback(iterations, residual_norms)`. "cg" and "neumann" call it after each iteration with
             the open columns; the other methods after each correction.
+        checkpoint: A folder, or a `Checkpoint`, in which "cg" saves its state, and from which it resumes. The state has
+            b, `damping` and the tolerances; pass the same preconditioner again.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -159,13 +164,17 @@ def solve(
     )
     if max_iterations is None:
         max_iterations = 1000 if method == "neumann" else min(10 * view.total, 10_000)
+    if checkpoint is not None and method != "cg":
+        raise InputError(f'solve: checkpoint: expected None for method={method!r}; it is for "cg".')
     default = tol is None
     tol = view.default_tolerance(1e-6) if tol is None else tol
 
     inverse = _inverse(view, preconditioner)
-    system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size)
     measure = scipy_krylov.normal_residual if method == "lsmr" else _residual
     with view.counting(None, progress):
+        call = {"damping": damping, "tol": tol, "atol": atol}
+        stages = Stages(view, checkpoint, call, {"b": right})
+        system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size, stages)
         targets = (tol * measure(system, right)).clamp(min=atol)
         outcome = refine(system, right, start, targets, METHODS[method], measure)
         if any(outcome.reasons) and view.finds_coarser() and default:

@@ -40,7 +40,7 @@ def _xdiag(view: View, products: int, kind: str, generator: torch.Generator) -> 
     image = view.rmatmat(basis)
     if image is None:
         image = view.matmat(basis)
-        if (precise(image).T @ omega - found.triangle).norm() > view.rounding**0.5 * found.triangle.norm():
+        if (view.gram(precise(image), omega) - found.triangle).norm() > view.rounding**0.5 * found.triangle.norm():
             refuse_asymmetry(view)
     image = precise(image)
     known = (basis * image).sum(1)
@@ -103,14 +103,12 @@ def diagonal(
     view = view_of(A, "diagonal", chunk_size=chunk_size, sharded_too=True)
     require_choice("diagonal", "method", method, [*METHODS, "exact"])
     require_choice("diagonal", "probes", probes, PROBES)
-    if method != "hutchinson":
-        view.require_whole(f"method={method!r}", 'use method="hutchinson"')
     generator = generator_or_default("diagonal", generator)
     if method != "exact":
         algorithm, least = METHODS[method]
         require_int("diagonal", "products", products, min(least, view.total))
-    if method == "exact" or (view.shards is None and products >= view.n):
-        with view.counting(view.n, progress):
+    if method == "exact" or products >= view.total:
+        with view.counting(view.total, progress):
             exact = diagonal_of(view).to(view.dtype)
         return DiagonalEstimate(exact, torch.zeros_like(exact), view.products, "exact")
     with view.counting(products, progress):

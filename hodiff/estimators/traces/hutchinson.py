@@ -97,11 +97,9 @@ def frobenius_norm(
     require_choice("frobenius_norm", "probes", probes, PROBES)
     require_int("frobenius_norm", "products", products, min(2, view.total))
     generator = generator_or_default("frobenius_norm", generator)
-    if method == "exact":
-        view.require_whole("method='exact'", 'use method="hutchinson"')
-    if method == "exact" or (view.shards is None and products >= view.n):
-        with view.counting(view.n, progress):
-            square = sum(precise(block).square().sum().item() for _, _, block in columns(view))
+    if method == "exact" or products >= view.total:
+        with view.counting(view.total, progress):
+            square = sum(view.dots(block, precise(block)).sum().item() for _, _, block in columns(view))
         return Estimate(square**0.5, 0.0, view.products, "exact")
     with view.counting(products, progress):
         square, error = squared_norm(view, products, probes, generator)

@@ -39,9 +39,9 @@ class Range:
 def find_range(view: View, count: int, kind: str, generator: torch.Generator) -> Range:
     """Draw `count` test vectors, multiply them by `count` products, and orthonormalize."""
     probes = draw(view, kind, count, generator)
-    while view.n <= SMALL and int(torch.linalg.matrix_rank(precise(probes))) < count:
+    while view.total <= SMALL and int(torch.linalg.matrix_rank(view.qr(precise(probes))[1])) < count:
         probes = draw(view, kind, count, generator)
-    basis, triangle = torch.linalg.qr(precise(view.matmat(probes)))
+    basis, triangle = view.qr(precise(view.matmat(probes)))
     left, singular, _ = torch.linalg.svd(triangle)
     rounding = 4 * torch.finfo(view.dtype).eps * singular.norm().item()
     rank = int((singular > rounding).sum())

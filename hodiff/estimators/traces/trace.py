@@ -39,18 +39,18 @@ def _xtrace(view: View, products: int, kind: str, generator: torch.Generator) ->
     found = find_range(view, count, kind, generator)
     basis, omega = found.basis, found.probes
     image = precise(view.matmat(basis))
-    inner = basis.T @ image
+    inner = view.gram(basis, image)
     if found.complete:
-        return inner.trace().item(), found.rounding * view.n**0.5
+        return inner.trace().item(), found.rounding * view.total**0.5
 
     s, r = found.left_out(), found.triangle
-    w = basis.T @ omega
+    w = view.gram(basis, omega)
     x = w - s * _dots(s, w)
     known = inner.trace() - _dots(s, inner @ s)
-    rest = _dots(w, s) * _dots(s, r) - _dots(image.T @ omega, x) + _dots(x, inner @ x)
+    rest = _dots(w, s) * _dots(s, r) - _dots(view.gram(image, omega), x) + _dots(x, inner @ x)
     if kind != "rademacher":
-        left = omega.square().sum(0) - x.square().sum(0)
-        rest = rest * (view.n - count + 1) / left
+        left = view.dots(omega, omega) - x.square().sum(0)
+        rest = rest * (view.total - count + 1) / left
     return mean_and_error(known + rest)
 
 
@@ -77,13 +77,13 @@ def _hutchplusplus(view: View, products: int, kind: str, generator: torch.Genera
     sketch = products // 3
     found = find_range(view, sketch, kind, generator)
     basis = found.basis
-    known = (basis * precise(view.matmat(basis))).sum().item()
+    known = view.dots(basis, precise(view.matmat(basis))).sum().item()
     if found.complete:
-        return known, found.rounding * view.n**0.5
+        return known, found.rounding * view.total**0.5
     rest = precise(draw(view, kind, products - 2 * sketch, generator))
-    rest -= basis @ (basis.T @ rest)
+    rest -= basis @ view.gram(basis, rest)
     image = precise(view.matmat(rest))
-    unknown, error = mean_and_error((rest * image).sum(0))
+    unknown, error = mean_and_error(view.dots(rest, image))
     return known + unknown, error
 
 
@@ -150,15 +150,16 @@ def trace(
     require_choice("trace", "method", method, [*METHODS, "exact"])
     if probes is not None:
         require_choice("trace", "probes", probes, PROBES)
-    if method != "hutchinson":
-        view.require_whole(f"method={method!r}", 'use method="hutchinson"')
     generator = generator_or_default("trace", generator)
     if method != "exact":
         algorithm, kind, least = METHODS[method]
         require_int("trace", "products", products, min(least, view.total))
-    if method == "exact" or (view.shards is None and products >= view.n):
-        with view.counting(view.n, progress):
-            return Estimate(diagonal_of(view).sum().item(), 0.0, view.products, "exact")
+    if method == "exact" or products >= view.total:
+        with view.counting(view.total, progress):
+            diagonal = diagonal_of(view)
+        return Estimate(
+            view.dots(diagonal[:, None], torch.ones_like(diagonal)[:, None]).item(), 0.0, view.products, "exact"
+        )
     with view.counting(products, progress):
         value, error = algorithm(view, products, probes or kind, generator)
     return Estimate(value, error, view.products, method)

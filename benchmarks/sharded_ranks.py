@@ -1,0 +1,172 @@
+"""One rank of a sharded GPT: bytes of collectives, peak memory and time of its products.
+
+python -m benchmarks.sharded_ranks RANK RENDEZVOUS RANKS LAYERS WIDTH BATCH      rank 0 prints JSON
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hodiff
+from benchmarks.memory import peak_bytes
+
+VOCABULARY, CONTEXT, HEADS = 64, 16, 4
+ROUNDS = 3
+# Operators of collectives, and the argument that holds the whole tensor; None for the result.
+WHOLE = {
+    "_c10d_functional::all_gather_into_tensor": ("gathered", None),
+    "c10d::_allgather_base_": ("gathered", 0),
+    "_c10d_functional::reduce_scatter_tensor": ("scattered", 0),
+    "c10d::_reduce_scatter_base_": ("scattered", 1),
+    "_c10d_functional::all_reduce": ("reduced", 0),
+    "c10d::allreduce_": ("reduced", 0),
+}
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, both with a norm before and a sum after."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.joined(mixed)
+        narrowed: Tensor = self.narrow(F.gelu(self.wide(self.second(x))))
+        return x + narrowed
+
+
+class GPT(nn.Module):
+    """A GPT with untied embeddings."""
+
+    def __init__(self, layers: int, width: int):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Parameter(0.02 * torch.randn(CONTEXT, width))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to logits (batch, vocabulary, length)."""
+        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits.transpose(1, 2)
+
+
+class Bytes(TorchDispatchMode):
+    """Sums of the sizes of whole tensors that collectives gather, scatter or reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, and add its bytes if it is a collective."""
+        result = func(*args, **(kwargs or {}))
+        kind, place = WHOLE.get(func.name().split(".")[0], (None, None))
+        if kind is not None:
+            whole = result if place is None else args[place]
+            for each in whole if isinstance(whole, (list, tuple)) else [whole]:
+                self.sums[kind] += each.numel() * each.element_size()
+        return result
+
+
+def model_of(layers: int, width: int) -> GPT:
+    """Return the model with the same weights on every rank."""
+    torch.manual_seed(0)
+    return GPT(layers, width)
+
+
+def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
+    """Measure all products of this rank."""
+    ranks = dist.get_world_size()
+    model = model_of(layers, width)
+    if ranks > 1:
+        mesh = init_device_mesh("cpu", (ranks,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    x: dict[str, Any] = dict(model.named_parameters())
+    tokens = torch.randint(VOCABULARY, (batch, CONTEXT), generator=torch.Generator().manual_seed(1 + dist.get_rank()))
+    group = dist.group.WORLD if ranks > 1 else None
+
+    def scores(p: Any, tokens: Tensor) -> Tensor:
+        result: Tensor = functional_call(model, p, (tokens,))
+        return result
+
+    def loss(p: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(scores(p, data[0]), data[1])
+
+    data = tokens, tokens.roll(-1, 1)
+    v = {name: torch.randn_like(each.detach()) for name, each in x.items()}
+    H = hodiff.HessianOperator(loss, x, data=[data], process_group=group)
+    G = hodiff.GaussNewtonOperator(scores, F.cross_entropy, x, data=[data], process_group=group)
+
+    def gradient() -> None:
+        F.cross_entropy(model(data[0]), data[1]).backward()
+        model.zero_grad()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "gradient": gradient,
+        "`hvp`": lambda: hodiff.hvp(loss, x, v, data),
+        '`hvp`, `"forward-over-reverse"`': lambda: hodiff.hvp(loss, x, v, data, route="forward-over-reverse"),
+        "`HessianOperator`, later": lambda: H @ v,
+        "`GaussNewtonOperator`, later": lambda: G @ v,
+    }
+    found = {}
+    for name, way in ways.items():
+        # Products of parameters that require gradients are themselves differentiable, unless gradients are off.
+        run = way if name == "gradient" else torch.no_grad()(way)
+        run()
+        with Bytes() as count:
+            run()
+        seconds = []
+        for _ in range(ROUNDS):
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+        found[name] = {**count.sums, "peak": peak_bytes(run), "seconds": statistics.median(seconds)}
+    numbers = sum(each.numel() for each in model_of(layers, width).parameters())
+    kinds = (nn.Linear, nn.LayerNorm)
+    weights = sum(each.weight.numel() for each in model_of(layers, width).modules() if isinstance(each, kinds))
+    return {"parameters": numbers, "weights": weights, "ways": found}
+
+
+def main(rank: str, rendezvous: str, ranks: str, *sizes: str) -> None:
+    """Join the ranks, measure, and print."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(ranks), timeout=timedelta(minutes=5)
+    )
+    found = measure(*map(int, sizes))
+    if rank == "0":
+        print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

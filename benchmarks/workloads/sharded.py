@@ -1,0 +1,147 @@
+"""Bytes, memory and time of products of a GPT whose parameters are sharded over ranks, and a model of their costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.memory import ROOT
+from benchmarks.report import table
+
+LAYERS, WIDTH, BATCH = 6, 128, 1
+RANKS = (1, 2, 4)
+# Parameters and width of language models.
+MODELS = {"1 billion": (1e9, 2048), "7 billion": (7e9, 4096), "70 billion": (70e9, 8192)}
+GPUS = (8, 64)
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Multiples of all parameters (P) and of the factors of products (M) that one product moves or holds.
+
+    Attributes:
+        gathered: Multiples of P and of M that are gathered.
+        scattered: Multiple of P that is scattered.
+        whole: Multiple of P in memory that every rank holds whole at the peak.
+        shards: Multiple of the rank's part of P in memory at the peak, without x and v.
+        tensors: Number of gathered tensors in memory at the peak, of the size of the largest.
+    """
+
+    gathered: tuple[int, int]
+    scattered: int
+    whole: int
+    shards: int
+    tensors: int
+
+    def moved(self, parameters: float, factors: float) -> tuple[float, float]:
+        """Return how many numbers are gathered and scattered."""
+        return self.gathered[0] * parameters + self.gathered[1] * factors, self.scattered * parameters
+
+    def held(self, parameters: float, largest: float, ranks: int) -> float:
+        """Return how many numbers a rank holds at the peak, besides activations."""
+        return (self.whole + self.shards / ranks) * parameters + self.tensors * largest
+
+
+COSTS = {
+    "`hvp`": Cost((2, 3), 2, 1, 1, 4),
+    '`hvp`, `"forward-over-reverse"`': Cost((2, 0), 2, 3, 2, 0),
+    "`HessianOperator`, later": Cost((1, 2), 1, 1, 2, 3),
+    "`GaussNewtonOperator`, later": Cost((1, 2), 1, 0, 4, 1),
+}
+# A forward and a backward pass of `fully_shard` alone, whose memory depends on the sizes of its units.
+GRADIENT = Cost((2, 0), 1, 0, 1, 0)
+BYTES = """\
+Bytes of whole tensors that collectives gather and scatter in one product, in multiples of the parameters' bytes,
+counted by a `TorchDispatchMode`; and the formula's. A GPT of {layers} layers of width {width}, {ranks} ranks of gloo.
+"gradient" is a forward and a backward pass of `fully_shard` alone. Each rank sends and receives (n - 1) / n of these
+bytes."""
+MEMORY = """\
+Peak memory of a product in multiples of the parameters' bytes, beyond what was there before it: what torch hands out
+at once. The formula has no activations, as sequences are short here; its small multiples were chosen to fit."""
+TIME = """\
+Milliseconds of a product, medians of 3. One rank is not sharded. Ranks share two cores, and gloo sends each tensor
+through sockets, so that times on GPUs are others."""
+SCALED = """\
+Gigabytes that a GPU receives in a product, and, after the semicolon, gigabytes of its memory in the product besides
+parameters, vector and activations, in float32, by the formulas. A forward difference of gradients takes one gradient
+more; in bfloat16, its error is a tenth ([bfloat16](bfloat16.md))."""
+
+
+def measured(ranks: int, layers: int, width: int, batch: int) -> dict[str, Any]:
+    """Run all ranks, and return what the first one measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = map(str, (ranks, layers, width, batch))
+        rest = [str(Path(folder) / "rendezvous"), *numbers]
+        commands = [[sys.executable, "-m", "benchmarks.sharded_ranks", str(rank), *rest] for rank in range(ranks)]
+        others = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for command in commands[1:]]
+        first = subprocess.run(commands[0], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        for each in others:
+            each.wait()
+    found: dict[str, Any] = json.loads(first.stdout.splitlines()[-1])
+    return found
+
+
+def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
+    """Yield heading, text and data of every part of the page."""
+    sizes = (2, 32, 1) if quick else (LAYERS, WIDTH, BATCH)
+    found = {ranks: measured(ranks, *sizes) for ranks in (RANKS[:2] if quick else RANKS)}
+    yield from pages(found, *sizes[:2])
+
+
+def pages(found: dict[int, dict[str, Any]], layers: int, width: int) -> Iterator[tuple[str, str, Any]]:
+    """Yield the sections of measurements by number of ranks."""
+    most = max(found)
+    parameters, factors = found[most]["parameters"], found[most]["weights"]
+    unit = 4 * parameters
+    largest = 4 * width**2 / parameters
+    rows, data = [], {}
+    for name, cost in {"gradient": GRADIENT, **COSTS}.items():
+        way = found[most]["ways"][name]
+        counts = [way["gathered"] / unit, way["scattered"] / unit]
+        formula = [each / parameters for each in cost.moved(parameters, factors)]
+        data[name] = {"gathered": counts[0], "scattered": counts[1], "formula": formula}
+        cells = zip(counts, formula, strict=True)
+        rows.append([name, *(f"{each:.3f}" for pair in cells for each in pair)])
+    text = BYTES.format(layers=layers, width=width, ranks=most)
+    header = ["", "gathered", "formula", "scattered", "formula"]
+    yield "Bytes of collectives", f"{text}\n\n{table(header, rows)}", data
+
+    ways = ["gradient", *COSTS]
+    several = [n for n in found if n > 1]
+    peaks = {name: {str(n): each["ways"][name]["peak"] / unit for n, each in found.items()} for name in ways}
+    for name, cost in COSTS.items():
+        peaks[name] |= {f"formula, {n}": cost.held(1, largest, n) for n in several}
+    columns = [*map(str, found), *(f"formula, {n}" for n in several)]
+    rows = [[name, *(f"{row[each]:.2f}" if each in row else "" for each in columns)] for name, row in peaks.items()]
+    header = ["", *map(_ranks, found), *(f"formula, {n}" for n in several)]
+    yield "Peak memory of a rank", f"{MEMORY}\n\n{table(header, rows)}", peaks
+
+    times = {name: {str(n): 1e3 * each["ways"][name]["seconds"] for n, each in found.items()} for name in ways}
+    rows = [[name, *(f"{each:.0f}" for each in row.values())] for name, row in times.items()]
+    yield "Time", f"{TIME}\n\n{table(['', *map(_ranks, found)], rows)}", times
+
+    scaled = {f"{model}, {gpus} GPUs": _scaled(model, gpus) for model in MODELS for gpus in GPUS}
+    rows = [[name, *row.values()] for name, row in scaled.items()]
+    yield "Larger models", f"{SCALED}\n\n{table(['', 'gradient', *COSTS], rows)}", scaled
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _scaled(model: str, gpus: int) -> dict[str, str]:
+    """Return the gigabytes that a GPU receives and holds in each product."""
+    parameters, width = MODELS[model]
+    cells = {}
+    for name, cost in {"gradient": GRADIENT, **COSTS}.items():
+        received = 4 * sum(cost.moved(parameters, parameters)) * (gpus - 1) / gpus / GB
+        held = 4 * cost.held(parameters, 4 * width**2, gpus) / GB
+        cells[name] = f"{received:.0f}" if name == "gradient" else f"{received:.0f}; {held:.1f}"
+    return cells

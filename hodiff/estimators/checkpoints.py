@@ -1,0 +1,324 @@
+"""States of long computations in a folder, from which any number of ranks resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hodiff.common.options import require_int
+from hodiff.common.trees import describe
+from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.vectors import reduce_over
+from hodiff.errors import InputError
+from hodiff.estimators.probes import draw
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View
+
+FILE = "state.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Folder for the state of a long computation: `checkpoint=` of `eigsh`, `solve` and `spectral_density`.
+
+    The state is saved every few products. The same call resumes from a folder that has a state, also on another number
+    of ranks, and returns the numbers of an uninterrupted run up to rounding. Vectors are saved by
+    `torch.distributed.checkpoint`, each rank its own part. One product with a random vector compares the operator with
+    that of the saved run. A new state replaces the old one when it is complete, so that an interrupted save does no
+    harm. A finished run leaves its last state; delete the folder to start again.
+
+    Args:
+        folder: The folder, created if needed; for several ranks on a file system that they share. Each call needs its
+            own.
+        every: Number of products between two states, 1 or more. A state of `eigsh` has all vectors that Lanczos keeps,
+            a state of `solve` four for each column; to save it takes as much memory again.
+
+    Raises:
+        InputError: If `folder` is no path, or `every` no positive int.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hodiff.estimators import Checkpoint, solve
+        >>> A, b = torch.diag(torch.arange(1.0, 90)), torch.ones(89)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = solve(A, b, checkpoint=Checkpoint(folder, every=10))
+        ...     again = solve(A, b, checkpoint=folder)
+        >>> first.iterations == again.iterations, bool((first.value == again.value).all())
+        (True, True)
+    """
+
+    folder: str | Path
+    every: int = 50
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, (str, Path)):
+            raise InputError(f"Checkpoint: folder: expected a path, got {describe(self.folder)}.")
+        require_int("Checkpoint", "every", self.every, 1)
+
+
+@dataclass
+class State:
+    """State of a stage: numbers that JSON represents, and blocks of vectors (n, k)."""
+
+    numbers: dict[str, Any]
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+
+
+Keep = Callable[[Callable[[], State]], None]
+Stage = Callable[[State | None, Keep], State]
+
+
+class Stages:
+    """Stages of a computation, which resumes in the stage that was interrupted.
+
+    Args:
+        view: Operator of the computation.
+        checkpoint: The user's option; None saves nothing.
+        call: Options that a resumed call must repeat.
+        given: Blocks of vectors that a resumed call must repeat.
+        generator: Source of the random numbers drawn within stages.
+
+    Raises:
+        InputError: If the folder has a state of another call or operator.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        checkpoint: Checkpoint | str | Path | None = None,
+        call: dict[str, Any] | None = None,
+        given: dict[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        self._view, self._generator = view, generator
+        self._finished: dict[str, State] = {}
+        self._interrupted: tuple[str, State] | None = None
+        self._folder: Path | None = None
+        if checkpoint is None:
+            return
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        if view.shards is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise InputError(
+                f"{view.caller}: checkpoint: expected one process or sharded parameters, got {dist.get_world_size()} "
+                "ranks with whole vectors each, whose states could differ; pass DTensors with placement Replicate."
+            )
+        self._folder, self._every, self._last = Path(checkpoint.folder), checkpoint.every, view.products
+        probe = draw(view, "rademacher", 1, torch.Generator().manual_seed(0))
+        self._image = view.matmat(probe)
+        own = {"caller": view.caller, "n": view.total, "dtype": str(view.dtype), **(call or {})}
+        self._call = {
+            **own,
+            **{name: (precise(view.gram(probe, block))[0]).tolist() for name, block in (given or {}).items()},
+        }
+        sizes = {name: view.norms(block).tolist() for name, block in (given or {}).items()}
+        saved = self._read()
+        if saved is not None:
+            self._require_call(saved["call"], sizes)
+            self._load(saved)
+
+    def stage(self, name: str, compute: Stage) -> State:
+        """Compute a stage, resume it, or return its result from the state."""
+        if name in self._finished:
+            return self._finished[name]
+        start = None
+        if self._interrupted is not None and self._interrupted[0] == name:
+            start, self._interrupted = self._interrupted[1], None
+        result = compute(start, lambda state: self._keep(name, state))
+        if self._folder is not None:
+            self._finished[name] = result
+        return result
+
+    def _keep(self, name: str, state: Callable[[], State]) -> None:
+        if self._folder is not None and self._view.products - self._last >= self._every:
+            self._save(name, state())
+            self._last = self._view.products
+
+    def _save(self, current: str, state: State) -> None:
+        """Write vectors, then replace the file that names their folder, then delete older vectors."""
+        assert self._folder is not None
+        view, stages = self._view, {**self._finished, current: state}
+        vectors = f"products-{view.products}"
+        blocks = {"probe": {"image": self._image}, **{name: each.blocks for name, each in stages.items()}}
+        if self._first_rank:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._wait()
+        _with_dcp("save", self._leaves(blocks), self._folder / vectors, view.shards)
+        if self._first_rank:
+            record = {
+                "format": FORMAT,
+                "call": self._call,
+                "products": view.products,
+                "vectors": vectors,
+                "current": current,
+                "generator": None if self._generator is None else self._generator.get_state().tolist(),
+                "numbers": {name: each.numbers for name, each in stages.items()},
+                "blocks": {
+                    name: {key: [block.shape[1], str(block.dtype), block.stride(1)] for key, block in each.items()}
+                    for name, each in blocks.items()
+                },
+            }
+            new = self._folder / f"{FILE}.new"
+            new.write_text(json.dumps(record))
+            os.replace(new, self._folder / FILE)
+            for each in self._folder.glob("products-*"):
+                if each.name != vectors:
+                    shutil.rmtree(each, ignore_errors=True)
+        self._wait()
+
+    def _read(self) -> dict[str, Any] | None:
+        """Read the record; all ranks must find the same one."""
+        assert self._folder is not None
+        file, record = self._folder / FILE, None
+        if file.exists():
+            try:
+                record = json.loads(file.read_text())
+                known = record["format"] == FORMAT
+            except (ValueError, KeyError, TypeError):
+                known = False
+            if not known:
+                raise InputError(
+                    f"{self._view.caller}: checkpoint: expected a folder that is empty or has a state of this version "
+                    f"of hodiff, got {file}; pass another folder."
+                )
+        if self._view.shards is not None:
+            found = torch.tensor([-1 if record is None else record["products"]], device=self._view.device)
+            least, most = (int(reduce_over(self._view.shards.mesh, found.clone(), each)) for each in ("MIN", "MAX"))
+            if least != most:
+                raise InputError(
+                    f"{self._view.caller}: checkpoint: expected a folder on a file system that all ranks share, got "
+                    f"{self._folder}, in which ranks find different states; pass another folder."
+                )
+        return record
+
+    def _require_call(self, saved: dict[str, Any], sizes: dict[str, list[float]]) -> None:
+        """Raise if options or vectors differ from those of the saved run."""
+        for name in dict.fromkeys([*self._call, *saved]):
+            before, now = saved.get(name), self._call.get(name)
+            if name in sizes and isinstance(before, list) and len(before) == len(sizes[name]):
+                tolerance = self._view.rounding**0.5
+                if all(abs(a - b) <= tolerance * c for a, b, c in zip(before, now or [], sizes[name], strict=True)):
+                    continue
+                before, now = "a vector", "another one"
+            if before != now:
+                raise InputError(
+                    f"{self._view.caller}: checkpoint: expected the call whose state is in {self._folder}, got another "
+                    f"{name}: {now} instead of {before}; repeat the call, or pass another folder."
+                )
+
+    def _load(self, record: dict[str, Any]) -> None:
+        """Read all stages, and compare the operator's product with that of the saved run."""
+        assert self._folder is not None
+        view = self._view
+        blocks = {
+            name: {
+                key: self._empty(count, getattr(torch, dtype.removeprefix("torch.")), by_rows=stride == 1)
+                for key, (count, dtype, stride) in each.items()
+            }
+            for name, each in record["blocks"].items()
+        }
+        leaves = self._leaves(blocks)
+        _with_dcp("load", leaves, self._folder / record["vectors"], view.shards)
+        self._join(leaves, blocks)
+        self._require_operator(blocks.pop("probe")["image"])
+        stages = {name: State(numbers, blocks.get(name, {})) for name, numbers in record["numbers"].items()}
+        current = record["current"]
+        self._interrupted, self._finished = (current, stages.pop(current)), stages
+        if self._generator is not None:
+            self._generator.set_state(torch.tensor(record["generator"], dtype=torch.uint8))
+        if view.bar is not None:
+            view.bar.update(record["products"])
+        view.products += record["products"]
+        self._last = view.products
+
+    def _require_operator(self, image: Tensor) -> None:
+        view = self._view
+        size, rounding, measured = view.norms(image).item(), view.rounding, view.measured
+        gap = view.norms(precise(self._image) - precise(image)).item()
+        agrees = gap <= rounding**0.5 * size or (view.finds_coarser() and gap <= view.rounding**0.5 * size)
+        # The computation measures the rounding itself, where it did so before.
+        view.rounding, view.measured = rounding, measured
+        if not agrees:
+            raise InputError(
+                f"{view.caller}: checkpoint: A: expected the operator whose state is in {self._folder}, got one whose "
+                f"product with a vector differs by {gap / size if size else gap:.2g}; restore parameters and data, or "
+                "pass another folder."
+            )
+
+    @property
+    def _first_rank(self) -> bool:
+        shards = self._view.shards
+        return shards is None or int(shards.mesh.mesh.flatten()[0]) == dist.get_rank()
+
+    def _wait(self) -> None:
+        if self._view.shards is not None:
+            reduce_over(self._view.shards.mesh, torch.zeros(1, device=self._view.device))
+
+    @property
+    def _shapes(self) -> Sequence[torch.Size]:
+        view = self._view
+        return [torch.Size([view.n])] if view.domain is None else view.domain.shapes
+
+    def _leaves(self, blocks: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return all blocks as tensors (k, *shape), one for each leaf of the operator's vectors."""
+        found, shards = {}, self._view.shards
+        for stage, named in blocks.items():
+            for name, block in named.items():
+                if not block.shape[1]:
+                    continue
+                if shards is not None:
+                    leaves = shards.leaves(block, self._shapes)
+                else:
+                    parts = block.t().split([shape.numel() for shape in self._shapes], 1)
+                    leaves = [part.reshape(len(part), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+                found.update({f"{stage}/{name}/{i}": each.contiguous() for i, each in enumerate(leaves)})
+        return found
+
+    def _join(self, leaves: dict[str, Any], blocks: dict[str, dict[str, Tensor]]) -> None:
+        """Copy leaves to the blocks of which they are parts."""
+        for stage, named in blocks.items():
+            for name, block in named.items():
+                if block.shape[1]:
+                    parts = [leaves[f"{stage}/{name}/{i}"] for i in range(len(self._shapes))]
+                    local = parts if self._view.shards is None else [each.to_local() for each in parts]
+                    shapes = [(len(each), size.numel()) for each, size in zip(local, self._shapes, strict=True)]
+                    block.copy_(torch.cat([each.reshape(s) for each, s in zip(local, shapes, strict=True)], 1).t())
+
+    def _empty(self, count: int, dtype: torch.dtype, *, by_rows: bool) -> Tensor:
+        """Return a block; a run repeats its rounding only with vectors in the same memory layout."""
+        shape = (self._view.n, count) if by_rows else (count, self._view.n)
+        block = torch.empty(shape, dtype=dtype, device=self._view.device)
+        return block if by_rows else block.t()
+
+
+def _with_dcp(action: str, leaves: dict[str, Tensor], folder: Path, shards: Any) -> None:
+    """Save or load tensors by `torch.distributed.checkpoint`, with the ranks of the vectors."""
+    if not dist.is_available():
+        raise InputError("Checkpoint: expected torch with torch.distributed, got a build without it.")
+    import torch.distributed.checkpoint as dcp
+
+    run = getattr(dcp, action)
+    if shards is None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
+            run(leaves, checkpoint_id=folder, no_dist=True)
+        return
+    mesh = shards.mesh
+    if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
+        raise InputError(
+            f"Checkpoint: expected a device mesh of one dimension or of all ranks, got {mesh} of "
+            f"{dist.get_world_size()} ranks; save states on all ranks."
+        )
+    with exchanging("saving or loading a state"):
+        run(leaves, checkpoint_id=folder, process_group=mesh.get_group() if mesh.ndim == 1 else None)
