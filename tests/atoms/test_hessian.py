@@ -1,5 +1,7 @@
 """Hessians of energies against the closed form of central forces, in every way to compute them."""
 
+import importlib
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -255,3 +257,10 @@ def test_wrong_vectors(x: Tensor) -> None:
     for v in (x[:2], x.float(), x[None, None], [1.0]):
         with pytest.raises(hodiff.InputError, match=r"atoms\.hvp: v: expected"):
             hodiff.atoms.hvp(lennard_jones, x, v)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ase.calculators.calculator", None)
+    monkeypatch.delitem(sys.modules, "hodiff.atoms.ase", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'hodiff\[atoms\]'"):
+        importlib.import_module("hodiff.atoms.ase")

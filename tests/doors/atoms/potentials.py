@@ -15,7 +15,7 @@ def mace_calculator(dtype: str = "float64", channels: int = 8, elements: tuple[i
     from mace.tools.torch_tools import default_dtype
 
     torch.manual_seed(0)
-    with default_dtype(dtype):
+    with default_dtype("float64"):
         model = modules.ScaleShiftMACE(
             r_max=4.0,
             num_bessel=6,
@@ -35,4 +35,24 @@ def mace_calculator(dtype: str = "float64", channels: int = 8, elements: tuple[i
             atomic_inter_scale=1.0,
             atomic_inter_shift=0.0,
         )
-    return MACECalculator(models=model, device="cpu", default_dtype=dtype)
+    return MACECalculator(models=model.to(getattr(torch, dtype)), device="cpu", default_dtype=dtype)
+
+
+def torchani_model(dtype: torch.dtype = torch.float64) -> Any:
+    import torchani
+
+    torch.manual_seed(0)
+    return torchani.arch.simple_ani(("H", "C", "N", "O"), "wb97x-631gd", self_energies="zero").to(dtype)
+
+
+def torchmdnet_model() -> Any:
+    from torchmdnet.models.model import create_model
+
+    torch.manual_seed(0)
+    return create_model({
+        "model": "tensornet", "embedding_dimension": 16, "num_layers": 1, "num_rbf": 8, "rbf_type": "expnorm",
+        "trainable_rbf": False, "activation": "silu", "cutoff_lower": 0.0, "cutoff_upper": 4.5, "max_z": 20,
+        "max_num_neighbors": 64, "equivariance_invariance_group": "O(3)", "derivative": True, "reduce_op": "add",
+        "output_model": "Scalar", "prior_model": None, "prior_args": None, "atom_filter": -1, "precision": 64,
+        "static_shapes": False, "check_errors": True, "vector_cutoff": True,
+    })  # fmt: skip
