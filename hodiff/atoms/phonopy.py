@@ -47,7 +47,7 @@ def force_constants(
         >>> hodiff.atoms.phonopy.force_constants(phonon, chain)[0, :, 2, 2]
         tensor([ 2., -1.,  0.,  0.,  0., -1.], dtype=torch.float64)
         >>> f"{phonon.run_qpoints([[0, 0, 0.5]]).frequencies[0, -1]:.2f}"  # in THz
-        '9.03'
+        '9.02'
 
     Source: A. Togo & I. Tanaka, "First principles phonon calculations in materials science", Scripta Materialia 108
     (2015).
