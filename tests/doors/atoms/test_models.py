@@ -10,7 +10,6 @@ from ase.build import bulk, molecule
 from doors.atoms.differences import hessian_by_differences
 from doors.atoms.potentials import mace_calculator, torchani_model, torchmdnet_model
 
-import hodiff
 import hodiff.atoms.ase
 from hodiff.atoms.models import bind_model
 
