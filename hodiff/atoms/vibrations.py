@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hodiff.atoms.hessian import hessian
 from hodiff.atoms.systems import Atoms, Energy, atom_indices, require_positions
-from hodiff.common.options import require_callable, require_number
+from hodiff.common.options import require_bool, require_callable, require_chunk_size, require_number
 from hodiff.common.trees import describe
 from hodiff.derivatives import jacobian
 from hodiff.errors import InputError
@@ -104,6 +104,8 @@ def vibrations(
     moving = atom_indices("atoms.vibrations", "free", free, len(positions))
     require_number("atoms.vibrations", "energy_unit", energy_unit, positive=True, finite=True)
     require_number("atoms.vibrations", "length_unit", length_unit, positive=True, finite=True)
+    require_chunk_size("atoms.vibrations", "chunk_size", chunk_size)
+    require_bool("atoms.vibrations", "progress", progress)
     weights = _require_masses(masses, positions, moving)
     if dipole is not None:
         require_callable("atoms.vibrations", dipole=dipole)

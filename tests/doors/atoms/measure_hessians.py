@@ -2,8 +2,8 @@
 
     python tests/doors/atoms/measure_hessians.py
 
-Clusters of water, float64, random weights. The ways take turns in one process. The first run of each counts the memory of
-live tensors, the next ones processor seconds, of which the least counts.
+Clusters of water, float64, random weights. The ways take turns in one process. The first run of each counts
+the memory of live tensors, the next ones processor seconds, of which the least counts.
 """
 
 import sys
