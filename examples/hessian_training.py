@@ -45,6 +45,8 @@ def lennard_jones(x: Tensor) -> Tensor:
 class Potential(nn.Module):
     """A sum over atoms of a network of the radial functions of the neighbours."""
 
+    centers: Tensor
+
     def __init__(self, width: int):
         super().__init__()
         self.register_buffer("centers", torch.linspace(0.3, 1.2, 12))
