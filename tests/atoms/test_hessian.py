@@ -215,6 +215,25 @@ def test_smaller_groups_if_memory_runs_out(x: Tensor, exact: Tensor, monkeypatch
         hodiff.atoms.hessian(lennard_jones, x, chunk_size=8)
 
 
+def test_groups_follow_from_measured_memory(x: Tensor, exact: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 2 MiB for each column leaves 8 columns for 16 MiB, or a little fewer."""
+    sizes = []
+    dense = hodiff.HessianOperator.to_dense
+
+    def noted(self: hodiff.HessianOperator, *, chunk_size: int, progress: bool) -> Tensor:
+        sizes.append(chunk_size)
+        return dense(self, chunk_size=chunk_size, progress=progress)
+
+    monkeypatch.setattr(hodiff.HessianOperator, "to_dense", noted)
+    table = torch.ones(2**18, dtype=torch.float64)
+    found = hodiff.atoms.hessian(lambda x: lennard_jones(x) + (x[0, 0] * table).square().sum(), x)
+    exact = exact.clone()
+    exact[0, 0, 0, 0] += 2 * 2**18
+    assert near(found, exact)
+    assert hodiff.atoms.hessian(lennard_jones, x).shape == found.shape
+    assert 1 <= sizes[0] <= 8 < sizes[1]
+
+
 def test_measured_memory() -> None:
     x = torch.zeros(1000, dtype=torch.float64)
     with LivePeak() as live:
