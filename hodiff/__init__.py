@@ -30,6 +30,7 @@ from hodiff.taylor import laplacian as laplacian
 from hodiff.taylor import partial as partial
 
 if _TYPE_CHECKING:
+    from hodiff import atoms as atoms
     from hodiff import audit as audit
     from hodiff import authoring as authoring
     from hodiff import checks as checks
@@ -88,6 +89,7 @@ _LATE = {
 }
 _PACKAGES = {
     *(
+        "atoms",
         "audit",
         "authoring",
         "checks",

@@ -35,9 +35,10 @@ def missing_names(text):
 def resolves(name):
     parts = name.split(".")
     door = ROOT.joinpath(*parts[:3]).with_suffix(".py")
-    if parts[1] == "doors" and len(parts) in {3, 4} and door.exists():
+    doors = parts[1] == "doors" or parts[1:3] in (["atoms", "ase"], ["atoms", "phonopy"])
+    if doors and len(parts) in {3, 4} and door.exists():
         # It imports a program that is not installed here.
-        return len(parts) == 3 or f"\nclass {parts[3]}(" in text_of(door)
+        return len(parts) == 3 or re.search(rf"^(class|def) {parts[3]}\(", text_of(door), re.MULTILINE) is not None
     for length in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:length]))

@@ -25,7 +25,7 @@ from hodiff import HodiffError
 # Without `hodiff.checks` and `hodiff.audit`, whose calls take seconds, and `hodiff.corrections`, for developers.
 ROOMS = ["hodiff"]
 ROOMS += [f"hodiff.{room}" for room in ("functions", "nn", "authoring", "operators", "estimators", "implicit")]
-ROOMS += [f"hodiff.{room}" for room in ("optimize", "optim", "meta", "per_sample", "sparse", "taylor", "plot")]
+ROOMS += [f"hodiff.{room}" for room in ("optimize", "optim", "meta", "per_sample", "sparse", "taylor", "plot", "atoms")]
 # Names and labels, for which any text is right.
 FREE_TEXT = {"name"}
 # Numbers that may be negative.

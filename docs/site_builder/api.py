@@ -25,6 +25,7 @@ ROOMS = {
     "hodiff.optim": "hodiff.optim: optimizers",
     "hodiff.meta": "hodiff.meta",
     "hodiff.sparse": "hodiff.sparse",
+    "hodiff.atoms": "hodiff.atoms: interatomic potentials",
     "hodiff.taylor": "hodiff.taylor",
     "hodiff.checks": "hodiff.checks",
     "hodiff.audit": "hodiff.audit",

@@ -28,6 +28,7 @@ SIDE_BAR = {
         "guides/meta.md",
         "guides/taylor.md",
         "guides/sparse.md",
+        "guides/atoms.md",
     ),
     "Explanations": (
         "explanations/routes.md",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,43 @@ class ByteCount(EagerDispatchMode):
                 if isinstance(output, Tensor) and has_strides(output):
                     self.bytes += _bytes(output)
         return result
+
+
+class LivePeak(EagerDispatchMode):
+    """Mode that measures the memory of the tensors that live at once, of those created inside.
+
+    Attributes:
+        bytes: Bytes of storages that live now.
+        peak: Most bytes that lived at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = run_operator(func, args, kwargs)
+        if not func.is_view:
+            for output in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(output, Tensor) and has_strides(output):
+                    self._count(output.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        # A storage has one Python object for its life.
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+        def free() -> None:
+            self.bytes -= size
+            self._known.discard(key)
+
+        weakref.finalize(storage, free)
 
 
 def _bytes(x: Tensor) -> int:

@@ -4,7 +4,7 @@
 
 A door is a folder beside this file with a `requirements.txt`. Its environment, `.venv-doors/DOOR`, sees the packages of
 the interpreter that runs this script and this checkout of hodiff; pip adds the requirements, within the repository's
-constraints. The doctests of `hodiff/doors/DOOR.py` belong to the tests of the door.
+constraints but for packages that the requirements name. The doctests of `hodiff/doors/DOOR.py` belong to the tests of the door.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ WARNINGS = "default\nerror::hodiff.HodiffWarning"
 ROW = re.compile(r"^\| `([^`]+)` \|.*\n", re.MULTILINE)
 
 
+def name_in(line: str) -> str:
+    """Return the name of the package in a line of requirements; "" in a comment."""
+    return re.split(r"[^\w.-]", line)[0].lower()
+
+
 def environment(door: str) -> Path:
     """Create or update the environment of a door, and return its interpreter."""
     folder = ROOT / ".venv-doors" / door
@@ -43,8 +48,14 @@ def environment(door: str) -> Path:
         return python
     venv.create(folder, with_pip=True, clear=True)
     (next(folder.glob("lib/python*/site-packages")) / "visible.pth").write_text(visible)
+    # A program may require another version than the repository's.
+    own = {name_in(line) for line in requirements.read_text().splitlines()}
+    constraints = folder / "constraints.txt"
+    constraints.write_text(
+        "".join(line for line in CONSTRAINTS.read_text().splitlines(keepends=True) if name_in(line) not in own)
+    )
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--constraint", CONSTRAINTS, "--requirement", requirements], check=True)
+    subprocess.run([*pip, "--constraint", constraints, "--requirement", requirements], check=True)
     stamp.write_text(wanted)
     return python
 
@@ -52,7 +63,7 @@ def environment(door: str) -> Path:
 def versions(python: Path, door: str) -> str:
     """Return the versions of the required packages, of torch and of Python."""
     lines = (HERE / door / "requirements.txt").read_text().splitlines()
-    names = [re.split(r"[^\w.-]", line)[0] for line in lines if line and not line.startswith("#")]
+    names = [name for line in lines if (name := name_in(line))]
     code = (
         "import sys, platform, importlib.metadata as m\n"
         "versions = [f'{n} {m.version(n).partition(chr(43))[0]}' for n in sys.argv[1:]]\n"

@@ -14,6 +14,8 @@ from pathlib import Path
 _PUBLIC = "torch.utils._pytree"
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 _OF_NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make", "_field_defaults"}
+# Also of MACE's calculator, which has no public function for its graphs.
+_ALLOWED = {*_OF_NAMED_TUPLES, "_atoms_to_batch"}
 _OWN = {"self", "cls"}
 # Attributes that Python and torch add to each class.
 _OF_CLASSES = {"_abc_impl", "_backward_cls"}
@@ -92,7 +94,7 @@ def _attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, s
             # Report only the longest name of a chain.
             if id(node) not in inner and is_private_of_torch(dotted):
                 yield node.lineno, dotted
-        elif is_private(node.attr) and node.attr not in _OF_NAMED_TUPLES and not _is_own(node, aliases):
+        elif is_private(node.attr) and node.attr not in _ALLOWED and not _is_own(node, aliases):
             yield node.lineno, f".{node.attr}"
 
 
@@ -126,7 +128,7 @@ def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if function[0] in _BY_NAME | {"startswith", "removeprefix"}:
                 texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
                 for text in texts:
-                    if isinstance(text, str) and len(text) > 1 and is_private(text) and text not in _OF_NAMED_TUPLES:
+                    if isinstance(text, str) and len(text) > 1 and is_private(text) and text not in _ALLOWED:
                         yield node.lineno, f".{text}"
 
 
@@ -154,8 +156,8 @@ def overridden(package: str) -> Iterator[str]:
     """Yield names that classes of a package define or read, and that are private in a base class of torch."""
     root = import_module(package)
     for each in pkgutil.walk_packages(root.__path__, f"{package}."):
-        # A program, a C library, and kernels that require triton have no classes of torch.
-        if each.name.endswith((".__main__", "._fused")) or ".triton_" in each.name:
+        # A program, a C library, kernels that require triton and calculators of ASE have no classes of torch.
+        if each.name.endswith((".__main__", "._fused", ".atoms.ase")) or ".triton_" in each.name:
             continue
         module = import_module(each.name)
         for cls in vars(module).values():
