@@ -4,7 +4,8 @@
 
 A door is a folder beside this file with a `requirements.txt`. Its environment, `.venv-doors/DOOR`, sees the packages of
 the interpreter that runs this script and this checkout of hodiff; pip adds the requirements, within the repository's
-constraints but for packages that the requirements name. The doctests of `hodiff/doors/DOOR.py` belong to the tests of the door.
+constraints but for packages that the requirements name. The doctests of `hodiff/doors/DOOR.py` belong to the tests of
+the door.
 """
 
 from __future__ import annotations
