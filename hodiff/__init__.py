@@ -59,6 +59,7 @@ if _TYPE_CHECKING:
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator
     from hodiff.operators import GaussNewtonOperator as GaussNewtonOperator
+    from hodiff.operators import GramOperator as GramOperator
     from hodiff.operators import HessianOperator as HessianOperator
     from hodiff.operators import JacobianOperator as JacobianOperator
     from hodiff.operators import KFACOperator as KFACOperator
@@ -82,6 +83,7 @@ _LATE = {
     "EmpiricalFisherOperator": "hodiff.operators",
     "FisherOperator": "hodiff.operators",
     "GaussNewtonOperator": "hodiff.operators",
+    "GramOperator": "hodiff.operators",
     "HessianOperator": "hodiff.operators",
     "JacobianOperator": "hodiff.operators",
     "KFACOperator": "hodiff.operators",

@@ -4,6 +4,7 @@ from hodiff.operators.block_diagonal import BlockDiagonalOperator as BlockDiagon
 from hodiff.operators.gauss_newton.fisher import EmpiricalFisherOperator as EmpiricalFisherOperator
 from hodiff.operators.gauss_newton.fisher import FisherOperator as FisherOperator
 from hodiff.operators.gauss_newton.gauss_newton import GaussNewtonOperator as GaussNewtonOperator
+from hodiff.operators.gauss_newton.gram import GramOperator as GramOperator
 from hodiff.operators.kfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator

@@ -77,13 +77,17 @@ class JacobianOperator(Portable, LinearOperator):
     made_of_constants = True
     _recorded = ("_model",)
 
+    @property
+    def x(self) -> PyTree:
+        """The point."""
+        return pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
+
     def _require_portable(self) -> None:
         self._point.require_unchanged("JacobianOperator")
 
     @leave_inference_mode
     def _restore(self) -> None:
-        x = pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
-        function = bind("JacobianOperator", self.f, (x, *self.args), name="x", correct=self.correct)
+        function = bind("JacobianOperator", self.f, (self.x, *self.args), name="x", correct=self.correct)
         with torch.no_grad(), untouched(modules_in(self.f)), refused("JacobianOperator"):
             self._model = RecordedModel(function)
 
