@@ -8,11 +8,11 @@ from hodiff.optim.kronecker.soap import SOAP as SOAP
 from hodiff.optim.lbfgs import LBFGS as LBFGS
 from hodiff.optim.muon import Muon as Muon
 from hodiff.optim.sam import SAM as SAM
+from hodiff.optim.solvers.engd import ENGD as ENGD
 from hodiff.optim.solvers.hessian_free import HessianFree as HessianFree
 from hodiff.optim.solvers.hessian_free import NewtonCG as NewtonCG
 from hodiff.optim.solvers.layerwise_gauss_newton import LayerwiseGaussNewton as LayerwiseGaussNewton
-from hodiff.optim.solvers.sample_space import ENGD as ENGD
-from hodiff.optim.solvers.sample_space import SPRING as SPRING
+from hodiff.optim.solvers.spring import SPRING as SPRING
 from hodiff.optim.sophia import SophiaG as SophiaG
 from hodiff.optim.sophia import SophiaH as SophiaH
 from hodiff.optimize import least_squares as least_squares
