@@ -22,6 +22,7 @@ from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 import hodiff
+from hodiff.checks import along_directions
 
 # Energy in eV, length in Å.
 DEPTH, LENGTH = 2.1683, 2.0951
@@ -97,10 +98,20 @@ def sheared_curvature(energy: StillingerWeber, x: Tensor, cell: Tensor, relaxed:
     return (energies[0] - 2 * energies[1] + energies[2]) / step**2 / torch.linalg.det(cell).abs().item()
 
 
+def check() -> str:
+    """Run hodiff's check on the energy, in positions and cell: all routes, gradgradcheck, SciPy's Hessian."""
+    x, cell = silicon(5.5)
+    energy = StillingerWeber(x, cell)
+    few = along_directions(lambda both: energy(*both), (x, cell), size=0.1)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Find the crystal at rest, and print its constants."""
     parser = argparse.ArgumentParser(description="Elastic constants of silicon.")
-    parser.add_argument("--quick", action="store_true", help="leave out the differences of sheared crystals")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out the differences of sheared crystals, and the check"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     side = side_at_rest()
@@ -121,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.quick:
         found = [GPA * sheared_curvature(energy, x, cell, relaxed) for relaxed in (True, False)]
         print(f"\nBy energies of sheared crystals: C44 {found[0]:.2f} GPa, clamped {found[1]:.2f} GPa")
+        print(check())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import hodiff
+from hodiff.checks import along_directions
 
 ATOMS = 5
 ONE, OTHER = torch.triu_indices(ATOMS, ATOMS, 1)
@@ -117,12 +118,21 @@ def errors(model: Energy, x: Tensor) -> tuple[float, float, float]:
     return relative[0], relative[1], (own_frequencies - frequencies).abs().mean().item()
 
 
+def check() -> str:
+    """Run hodiff's check on the energy of a network, in the positions: all routes, gradgradcheck, SciPy's Hessian."""
+    torch.manual_seed(0)
+    model = Potential(4).double().requires_grad_(False)
+    somewhere = sample(1, torch.Generator().manual_seed(0)).double()
+    few = along_directions(lambda x: model(x).sum(), somewhere, size=0.1)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train both models, and compare them."""
     parser = argparse.ArgumentParser(description="Training of a potential with Hessian-vector products.")
     parser.add_argument("--steps", type=int, default=3000, help="number of steps of Adam")
     parser.add_argument("--count", type=int, default=64, help="number of training configurations")
-    parser.add_argument("--quick", action="store_true", help="take 400 steps")
+    parser.add_argument("--quick", action="store_true", help="take 400 steps, without the check")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and configurations")
     options = parser.parse_args(arguments)
     steps = 400 if options.quick else options.steps
@@ -137,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = errors(model, held_out)
         name = "forces and products" if hessians else "forces"
         print(f"{name:24}{found[0]:10.4f}{found[1]:10.4f}{found[2]:11.4f}{spent:11.2f}")
+    if not options.quick:
+        print(check())
 
 
 if __name__ == "__main__":

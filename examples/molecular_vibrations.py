@@ -57,6 +57,12 @@ def dipole(x: Tensor) -> Tensor:
     return CHARGES @ x
 
 
+def check() -> str:
+    """Run hodiff's check on the energy: all routes, gradgradcheck, SciPy's Hessian."""
+    x = water()
+    return hodiff.assert_differentiable(energy, x + 0.01 * x.sin(), vmap=False).summary
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the vibrations of both isotopes, and of hydrogen alone."""
     parser = argparse.ArgumentParser(description="Vibrations of water.")
@@ -79,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fixed = hodiff.atoms.vibrations(energy, x, torch.tensor(MASSES["H2O"]), free=[1, 2])
     print(f"with the oxygen fixed {' '.join(f'{each:.1f}' for each in fixed.wavenumbers[-3:])} 1/cm")
     if not options.quick:
-        print(hodiff.assert_differentiable(energy, x + 0.01 * x.sin(), vmap=False).summary)
+        print(check())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from torch.func import functional_call
 from hodiff import HessianOperator, InputError
 from hodiff.estimators import Checkpoint, eigsh, solve, spectral_density
 
-FOLDER = Path(sys.argv[2]).parent.parent
+# Of the run: beside the folder of the rendezvous file.
+FOLDER = Path(sys.argv[2] if len(sys.argv) > 2 else ".").absolute().parent.parent
 generator = torch.Generator().manual_seed(1)
 X, Y = torch.randn(8, 6, generator=generator, dtype=D), torch.randint(4, (8,), generator=generator)
 

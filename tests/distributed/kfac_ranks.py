@@ -149,9 +149,10 @@ def what_cannot_be_done_is_refused() -> None:
         ).trace()
 
 
-run(
-    closed_forms_are_those_of_one_process,
-    drawn_targets_are_those_of_numbered_batches,
-    factors_differ_from_those_of_one_rank,
-    what_cannot_be_done_is_refused,
-)
+if __name__ == "__main__":
+    run(
+        closed_forms_are_those_of_one_process,
+        drawn_targets_are_those_of_numbered_batches,
+        factors_differ_from_those_of_one_rank,
+        what_cannot_be_done_is_refused,
+    )

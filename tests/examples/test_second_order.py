@@ -59,6 +59,9 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "ode_taylor": lambda example: example.check(),
     "pinn_poisson": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
+    "elastic_constants": lambda example: example.check(),
+    "hessian_training": lambda example: example.check(),
+    "molecular_vibrations": lambda example: example.check(),
     "ridge_hyperparameters": ridge,
     "trajectory": lambda example: example.check(),
     "variational_monte_carlo": lambda example: example.check(),
@@ -91,7 +94,10 @@ IN_THEIR_RUN = {
     "poisson_network",
     "sharded_language_model",
 }
-WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
+WITHOUT = {
+    "quantized_digits": "its derivatives are those of a surrogate",
+    "transition_state": "it needs ASE and Sella, and is tested by `make test-doors`",
+}
 
 
 def test_every_example_is_listed() -> None:

@@ -156,8 +156,9 @@ class _Stance:
         """The stance that dynamo reads at each call of compiled code."""
         # One call reads it several times, and callbacks may change their answer in between, as objects are collected.
         reader = sys._getframe(1)
+        asks: Any = torch._dynamo.eval_frame._callback_from_stance
         before, answer = getattr(_answers, "last", (sys.maxsize, ""))
-        if reader.f_code is not torch._dynamo.eval_frame._callback_from_stance.__code__ or reader.f_lasti <= before:
+        if reader.f_code is not asks.__code__ or reader.f_lasti <= before:
             answer = "force_eager" if _runs_uncompiled() else self._given.stance
         _answers.last = (reader.f_lasti, answer)
         return answer

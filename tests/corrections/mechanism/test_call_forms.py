@@ -19,7 +19,11 @@ NUMPY = ("a", "x", "x1", "x2", "axis", "keepdims")
 # Argument names of functions whose rules take any arguments
 OTHERS = "batch_first bidirectional ceil_mode dropout has_biases hx input2 input3 kernel_size num_layers params train"
 # Rules of operators are tested in `test_operators`.
-RULES = {function: each for function, each in CORRECTIONS.items() if ".operator" not in each.rule.__module__}
+RULES = {
+    function: each
+    for function, each in CORRECTIONS.items()
+    if "operator" not in each.rule.__module__.rpartition(".")[2]
+}
 NAMES = sorted({name for each in RULES.values() for name in each.parameters.names}.union(NUMPY, OTHERS.split()))
 NUMBERS = {
     bool: (torch.tensor, np.bool_, int),
