@@ -45,6 +45,9 @@ _EXPLAINED = {
     "unbind of a nested tensor does; compute with a list of tensors in its place",
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
+    Wording.MIXED_WITH_DTENSORS: "a DTensor meets an ordinary tensor, one of the function's or one of this transform's "
+    "own vectors; hodiff.hvp, value_grad_hvp, grad_and_hvp, HessianOperator, GaussNewtonOperator and FisherOperator "
+    "support DTensors, if all tensors of the function are DTensors; or pass full_tensor() of them",
     Wording.COMPILED_GRADIENT: "the graph was made by code of torch.compile, whose gradient has no derivative; make it "
     f"within `{EAGER_STANCE}`, or pass a function or closure that makes it, in which hodiff does so",
     Wording.DONATED_BUFFERS: "the graph was made by code of torch.compile, which gives its memory away in the first "

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError, RankError
 
@@ -29,6 +30,16 @@ def any_distributed(tensors: Iterable[Any]) -> bool:
         if isinstance(each, module.DTensor):
             return True
     return False
+
+
+def require_ordinary(caller: str, **arguments: Any) -> None:
+    """Raise if an argument, a pytree, has DTensors."""
+    for name, tree in arguments.items():
+        if any_distributed(pytree.tree_leaves(tree)):
+            raise InputError(
+                f"{caller}: {name}: expected ordinary tensors, got DTensors; pass full_tensor() of them. hodiff.hvp, "
+                "value_grad_hvp, grad_and_hvp and the operators of curvature support DTensors."
+            )
 
 
 def local_part(tensor: Any) -> Tensor:

@@ -18,6 +18,7 @@ from hodiff.common.options import require_bools, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import at_the_boundary
+from hodiff.distributed.layouts import require_ordinary
 from hodiff.errors import InputError
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import Equation, attach
@@ -96,6 +97,7 @@ def implicit_function(
     def solution(x0: PyTree, *params: Any) -> Any:
         x0, params = pytree.tree_map_only(Tensor, recordable, (x0, params))
         flatten_primals(x0, caller, "x0")
+        require_ordinary(caller, x0=x0, params=params)
         if in_transform():
             refuse_captured_by(caller, given)
         leaves, layout = flatten((x0, params))

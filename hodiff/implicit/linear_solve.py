@@ -14,6 +14,7 @@ from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.options import require_bools, require_callable
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import at_the_boundary
+from hodiff.distributed.layouts import require_ordinary
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.implicit_function import solve
 from hodiff.implicit.implicit_solution import linear_options
@@ -79,6 +80,7 @@ def linear_solve(
     options = linear_options("linear_solve", "method", method, symmetric, tol, max_iterations, report)
     b, params = pytree.tree_map_only(Tensor, recordable, (b, params))
     flatten_primals(b, "linear_solve", "b")
+    require_ordinary("linear_solve", b=b, params=params)
     if in_transform():
         refuse_captured_by("linear_solve", matvec)
 

@@ -25,6 +25,7 @@ from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
 from hodiff.corrections import Corrections
 from hodiff.displays import SHOWN, element, facts, number, numbers, page, table
+from hodiff.distributed.layouts import require_ordinary
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.inverse_products import (
@@ -206,6 +207,7 @@ class _BilevelProblem:
         self.outer, self.inner = outer, inner
         leaves, self.spec = flatten_primals(params, "hypergradient", "params")
         hypers, self.hyper_spec = flatten_primals(hyper, "hypergradient", "hyper")
+        require_ordinary("hypergradient", params=params, hyper=hyper)
         self.leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         self.hypers = [leaf.detach().requires_grad_() for leaf in hypers]
         self.params = pytree.tree_unflatten(self.leaves, self.spec)

@@ -114,6 +114,30 @@ def plain_dtensors() -> None:
     close(A.to_tree(A @ vectors)[1], B @ whole)
     with pytest.raises(hodiff.InputError, match="only this rank in common"):
         hodiff.HessianOperator(f, p, data=[batch], process_group=dist.group.WORLD)
+    refused_dtensors(p["c"])
+
+
+def refused_dtensors(c: Any) -> None:
+    """Functions that need ordinary tensors say so."""
+
+    def cubes(c: Any) -> Any:
+        return (c**3).sum()
+
+    refusals: dict[str, Any] = {
+        "hessian": lambda: hodiff.hessian(cubes)(c),
+        "hessian_matrix": lambda: hodiff.hessian_matrix(cubes, c),
+        "hessian_diagonal": lambda: hodiff.hessian_diagonal(cubes)(c),
+        "jacobian": lambda: hodiff.jacobian(lambda c: c**3)(c),
+        "hessian_pattern": lambda: hodiff.sparse.hessian_pattern(cubes, c),
+        "root": lambda: hodiff.implicit.root(lambda x, c: x - c, lambda f, x, c: c)(c, c),
+        "linear_solve": lambda: hodiff.implicit.linear_solve(lambda x: 2 * x, c),
+        "hypergradient": lambda: hodiff.meta.hypergradient(
+            lambda p, h: cubes(p), lambda p, h: (p - h).square().sum(), c, c
+        ),
+    }
+    for name, call in refusals.items():
+        with pytest.raises(hodiff.HodiffError, match=rf"(?s){name}: .*support DTensors"):
+            call()
 
 
 def fully_sharded() -> None:

@@ -20,6 +20,7 @@ from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.capture.refusals import line_now
 from hodiff.derivatives.route_choice import refused
+from hodiff.distributed.layouts import require_ordinary
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.rules.any_order import outside_graphs
@@ -174,6 +175,7 @@ def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
             "of one, where operators cannot be tracked; detect the pattern before, at a tensor of the same shape."
         )
     require_fixed_sizes(function.caller, [leaf])
+    require_ordinary(function.caller, x=leaf)
     return leaf.detach().clone().requires_grad_()
 
 
