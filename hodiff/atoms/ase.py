@@ -11,6 +11,7 @@ from hodiff.atoms.forces import energy_gradients
 from hodiff.atoms.hessian import hessian
 from hodiff.atoms.models import bind_model
 from hodiff.common.options import require_chunk_size
+from hodiff.errors import InputError
 
 try:
     from ase.calculators.calculator import Calculator, all_changes
@@ -104,8 +105,16 @@ class HessianCalculator(Calculator):
 
         Returns:
             Array (F, 3, F, 3), float64; `get_property("hessian", atoms)` is that of all atoms.
+
+        Raises:
+            InputError: If there are no atoms.
         """
         atoms = self.atoms if atoms is None else atoms
+        if atoms is None:
+            raise InputError(
+                "atoms.ase.calculator: get_hessian: atoms: expected atoms, or a calculation before, got None; pass "
+                "get_hessian(atoms)."
+            )
         return self._hessian(atoms, VibrationsData.indices_from_constraints(atoms) if free is None else free)
 
     def hessian_function(self, atoms: Any) -> Array:

@@ -21,6 +21,10 @@ from hodiff.operators import HessianOperator
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 
 
+# Step to the minimum, relative to the size of the cell, above which relaxed constants are doubtful.
+_LARGEST_STEP = 1e-3
+
+
 @dataclass(frozen=True)
 class ElasticConstants:
     """Elastic constants of a crystal in Voigt's notation, in float64.
@@ -115,7 +119,7 @@ def elastic_constants(
         return ElasticConstants(clamped, None, stress.double(), None, None)
     H, coupling = full[6:, 6:], full[6:, :6]
     answer = _relaxation(H, torch.cat([coupling, -forces.double().reshape(-1, 1)], 1))
-    if (step := answer[:, 6].abs().max()) > 0.01 * volume ** (1 / 3):
+    if (step := answer[:, 6].abs().max()) > _LARGEST_STEP * volume ** (1 / 3):
         warnings.warn(
             f"{caller}: positions: expected positions at a minimum for relaxed constants, got forces whose Newton step "
             f"moves an atom by {step:.1e}; relax the positions first, or pass relaxed=False.",

@@ -57,8 +57,9 @@ def hessian(
         progress: Whether to show a progress bar.
 
     Returns:
-        Tensor (F, 3, F, 3) in the dtype of the positions, symmetric, with F free atoms: `.reshape(3 * F, 3 * F)` is the
-        matrix, and `.transpose(1, 2)` the force constants (F, F, 3, 3) of phonopy. It has the shape (R, 3, F, 3) with
+        Tensor (F, 3, F, 3) in the dtype of the positions, at least float32, symmetric, with F free atoms:
+        `.reshape(3 * F, 3 * F)` is the matrix, and `.transpose(1, 2)` the force constants (F, F, 3, 3) of phonopy. It
+        has the shape (R, 3, F, 3) with
         `rows`, (B, F, 3, F, 3) for positions (B, N, 3), and is a list of tensors with `systems`.
 
     Raises:
@@ -118,7 +119,7 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
         free: As in `hessian`.
 
     Returns:
-        Tensor with the shape of `v`, in the dtype of the positions.
+        Tensor with the shape of `v`, in the dtype of the positions, at least float32.
 
     Raises:
         InputError: As in `hessian`, or if `v` does not match.
@@ -275,6 +276,8 @@ def _by_copies(
 
 def _symmetric(matrix: Tensor) -> Tensor:
     """Average a matrix with its transpose, and warn if they differ by more than rounding; return (F, 3, F, 3)."""
+    if not len(matrix):
+        return matrix.view(0, 3, 0, 3)
     gap, largest = (matrix - matrix.t()).abs().max(), matrix.abs().max()
     if not gap <= torch.finfo(matrix.dtype).eps ** 0.5 * largest:
         warnings.warn(

@@ -110,6 +110,11 @@ def vibrations(
     if dipole is not None:
         require_callable("atoms.vibrations", dipole=dipole)
     H = hessian(energy, positions, free=moving, chunk_size=chunk_size, progress=progress)
+    if not bool(H.isfinite().all()):
+        raise InputError(
+            "atoms.vibrations: energy: expected finite second derivatives at the positions, got NaN or infinity; write "
+            "angles by torch.atan2 of smooth functions, and distances that may be 0 without a root."
+        )
     n = 3 * len(weights)
     scale = weights.rsqrt().repeat_interleave(3)
     matrix = H.double().reshape(n, n) * (energy_unit / length_unit**2) * scale[:, None] * scale

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
@@ -19,6 +20,7 @@ from hodiff.torch_internals.modules import (
     buffers_by_name,
     parametrized_anew,
     parametrized_weights_are_kept,
+    tables_of,
 )
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
@@ -37,6 +39,30 @@ def at_another_point(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return run
+
+
+def functional_call(
+    module: nn.Module, tensors: Mapping[str, Any], args: Any = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Call a module with other tensors, as `torch.func.functional_call` does, and leave its own in it."""
+    # torch leaves the others in a submodule with two names: it restores under the second what it wrote under the first.
+    held = [] if torch.compiler.is_compiling() else _tables_with_two_names(module)
+    try:
+        return torch.func.functional_call(module, dict(tensors), args, kwargs)
+    finally:
+        written = {id(each) for each in tensors.values()} if held else ()
+        for table, before in held:
+            for name, tensor in before.items():
+                if id(table.get(name)) in written:
+                    table[name] = tensor
+
+
+def _tables_with_two_names(module: nn.Module) -> list[tuple[MutableMapping[str, Any], dict[str, Any]]]:
+    """Return the tables of parameters and buffers of modules that have several names, with their content."""
+    names = collections.Counter(map(id, (each for _, each in module.named_modules(remove_duplicate=False))))
+    shared = [each for each in module.modules() if names[id(each)] > 1]
+    tables = [table for each in shared for table in tables_of(each)]
+    return [(table, dict(table.items())) for table in tables]
 
 
 # The dict of a module's buffers, a name in it, and the tensor to put there.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import functional_call
 from hodiff.common.options import require_callable
 from hodiff.common.trees import describe
 from hodiff.doors.curvature_measurements import CurvatureRecord, MeasurementOptions
@@ -137,6 +137,7 @@ class CurvatureMonitor:
         self._generator = generator or torch.Generator().manual_seed(0)
         self._steps = self._evaluations = 0
         self._hessian: HessianOperator | None = None
+        self._form: list[Any] = []
         self._start: Tensor | None = None
 
     def step(self) -> CurvatureRecord | None:
@@ -156,10 +157,18 @@ class CurvatureMonitor:
 
         Returns:
             The record.
+
+        Raises:
+            InputError: If no parameter requires a gradient.
         """
         record = CurvatureRecord(step)
         self._evaluations = 0
         point = {name: p.detach() for name, p in self._loss.named_parameters() if p.requires_grad}
+        if not point:
+            raise InputError(
+                "CurvatureMonitor: model: expected parameters that require a gradient, got none; stop measuring once "
+                "all are frozen."
+            )
         devices = {p.device.type for p in point.values()}
         with ExitStack() as context:
             for device in devices:
@@ -206,8 +215,10 @@ class CurvatureMonitor:
         return functional_call(self._loss, point, (batch,))
 
     def _at(self, point: dict[str, Tensor]) -> HessianOperator:
-        if self._hessian is not None:
+        # Layers may have been frozen or converted since.
+        if self._hessian is not None and self._form == _form_of(point):
             return self._hessian.at(point)
+        self._form, self._start = _form_of(point), None
         return HessianOperator(self._loss_at, point, data=self._batches, batch_size=self.options.batch_size)
 
     def _sharpness(self, record: CurvatureRecord) -> CurvatureRecord:
@@ -262,6 +273,10 @@ class CurvatureMonitor:
         signal = mean - variance / count
         scale = variance / signal if signal > 0 else float("inf")
         return replace(record, noise_scale=scale, gradient_norm=mean**0.5)
+
+
+def _form_of(point: dict[str, Tensor]) -> list[Any]:
+    return [(name, p.shape, p.dtype, p.device) for name, p in point.items()]
 
 
 class _LossOfModel(nn.Module):

@@ -10,6 +10,7 @@ from laplace.curvature import CurvatureInterface
 from laplace.utils import Kron
 from torch import Tensor, nn
 
+from hodiff.common.module_state import functional_call
 from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.corrections import corrected
 from hodiff.derivatives import jacobian
@@ -229,7 +230,7 @@ class Backend(CurvatureInterface):
         if self.curvature == "hessian":
 
             def loss(point: dict[str, Tensor], pair: Any) -> Tensor:
-                return self.lossfunc(torch.func.functional_call(module, point, (pair[0],)), pair[1])
+                return self.lossfunc(functional_call(module, point, (pair[0],)), pair[1])
 
             return HessianOperator(loss, self._point(), **options)
         if self.curvature == "fisher":
@@ -243,7 +244,7 @@ class Backend(CurvatureInterface):
         module, inputs = self._module_and_inputs(x)
 
         def outputs(point: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            f = torch.func.functional_call(module, point, (inputs,))
+            f = functional_call(module, point, (inputs,))
             return f, f.detach()
 
         parts, f = jacobian(outputs, has_aux=True)(self._point())

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from hodiff.common.chunks import spans
-from hodiff.common.module_state import at_another_point, buffers_unwrapped
+from hodiff.common.module_state import at_another_point, buffers_unwrapped, functional_call
 from hodiff.common.options import require_bools, require_callable, require_choice, require_generator, require_int
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import describe

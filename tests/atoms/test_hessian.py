@@ -109,6 +109,19 @@ def test_systems_of_different_sizes_share_the_columns() -> None:
             assert near(one, torch.from_numpy(pair_hessian(part.numpy())))
 
 
+def test_systems_without_a_free_atom_have_empty_hessians() -> None:
+    part = 1.05 * cluster(3)
+    systems = torch.arange(2).repeat_interleave(3)
+    found = hodiff.atoms.hessian(
+        lambda x: torch.stack([lennard_jones(each) for each in x.split(3)]),
+        torch.cat([part, part]),
+        systems=systems,
+        free=[0, 1, 2],
+    )
+    assert [each.shape for each in found] == [(3, 3, 3, 3), (0, 3, 0, 3)]
+    assert near(found[0], torch.from_numpy(pair_hessian(part.numpy())))
+
+
 def test_interacting_systems_are_refused(x: Tensor) -> None:
     with pytest.raises(hodiff.InputError, match="systems that do not interact"):
         hodiff.atoms.hessian(lennard_jones, x, systems=torch.tensor([0, 0, 0, 1, 1, 1]))

@@ -81,6 +81,18 @@ def test_imaginary_frequencies_are_negative(line: Tensor) -> None:
     assert found.zero_point_energy < 1e-5
 
 
+def test_derivatives_that_are_not_finite_are_refused() -> None:
+    def angle(x: Tensor) -> Tensor:
+        one, other = x[0] - x[1], x[2] - x[1]
+        return torch.acos(torch.dot(one, other) / (one.norm() * other.norm()))
+
+    with (
+        pytest.warns(hodiff.HodiffWarning, match="not finite|not symmetric"),
+        pytest.raises(hodiff.InputError, match=r"atoms\.vibrations: energy: expected finite second derivatives"),
+    ):
+        hodiff.atoms.vibrations(angle, torch.tensor([[-1.0, 0, 0], [0, 0, 0], [1, 0, 0]]).double(), MASSES)
+
+
 @pytest.mark.parametrize("masses", [MASSES[:2], -MASSES, [12.0, 12.0, 12.0]])
 def test_wrong_masses(line: Tensor, masses: object) -> None:
     with pytest.raises(hodiff.InputError, match="masses: expected positive numbers"):

@@ -43,6 +43,18 @@ def dense_hessian(model, batches):
     return torch.func.hessian(loss)(torch.cat([p.detach().reshape(-1) for p in parameters]))
 
 
+def test_layers_may_be_frozen_and_converted_between_measurements():
+    model, batches = network(4, 8, 3), draw_batches(4, [10, 20])
+    monitor = CurvatureMonitor(model, classes, batches, iterations=40)
+    monitor.measure(0)
+    model[0].requires_grad_(False)
+    block = dense_hessian(model, batches)[40:, 40:]
+    assert monitor.measure(1).sharpness == pytest.approx(torch.linalg.eigvalsh(block)[-1].item(), rel=1e-3)
+    model.requires_grad_(False)
+    with pytest.raises(hodiff.InputError, match="CurvatureMonitor: model: expected parameters that require"):
+        monitor.measure(2)
+
+
 @pytest.mark.slow
 def test_eigenvalues_are_those_of_the_dense_hessian():
     model, batches = network(4, 8, 3), draw_batches(4, [10, 20])

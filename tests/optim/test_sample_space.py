@@ -96,6 +96,21 @@ def test_grid_takes_the_step_of_least_loss_or_none():
     assert run(3.0, lambda p: model(p), lr=4.0) == 0.0
 
 
+def test_an_error_during_the_search_takes_no_step():
+    model, calls = nn.Linear(1, 1).double(), []
+    start = flat(model)
+
+    def residual(p):
+        calls.append(len(calls))
+        if len(calls) == 4:
+            raise ZeroDivisionError
+        return torch.atan(model(p)) - 5
+
+    with pytest.raises(ZeroDivisionError):
+        ENGD(model, lr=3.0).step((residual, torch.ones(1, 1, dtype=D)))
+    np.testing.assert_array_equal(flat(model), start)
+
+
 @pytest.mark.parametrize("walkers", [6, 60], ids=["fewer than parameters", "more than parameters"])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_steps_of_spring_match_the_covariance_in_the_parameters(is_complex, walkers):

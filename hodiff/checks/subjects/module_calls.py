@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.complex_numbers import equal_with_nan
-from hodiff.common.module_state import attributes_put_back, untouched_buffers
+from hodiff.common.module_state import attributes_put_back, functional_call, untouched_buffers
 from hodiff.common.trees import has_strides
 from hodiff.torch_internals.autograd.transforms import in_transform
 

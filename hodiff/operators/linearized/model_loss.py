@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import functional_call
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.route_choice import refused

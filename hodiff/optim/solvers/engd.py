@@ -133,15 +133,20 @@ class ENGD(SampleSpaceOptimizer):
                 parameter.copy_(place)
             self.add([-factor * each for each in direction], parameters)
 
-        for factor in (0.5**k for k in range(_HALVINGS + 1)):
-            take(factor)
-            if bool((found := value()) < least):
-                best, least, misses = factor, found, 0
-            elif best:
-                misses += 1
-            if misses == _MISSES:
-                break
-        take(best)
+        try:
+            for factor in (0.5**k for k in range(_HALVINGS + 1)):
+                take(factor)
+                if bool((found := value()) < least):
+                    best, least, misses = factor, found, 0
+                elif best:
+                    misses += 1
+                if misses == _MISSES:
+                    break
+        except BaseException:
+            best = 0.0  # an error of the user's function, or an interruption, takes no step
+            raise
+        finally:
+            take(best)
 
 
 def _half_square(values: Sequence[Tensor]) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import grad, jacrev, vmap
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import functional_call
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.corrections import Corrections
