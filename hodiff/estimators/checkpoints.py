@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,8 @@ class Stages:
         probe = draw(view, "rademacher", 1, torch.Generator().manual_seed(0))
         self._image = view.matmat(probe)
         own = {"caller": view.caller, "n": view.total, "dtype": str(view.dtype), **(call or {})}
+        if generator is not None:
+            own["generator"] = f"state {zlib.crc32(generator.get_state().numpy().tobytes())}"
         self._call = {
             **own,
             **{name: (precise(view.gram(probe, block))[0]).tolist() for name, block in (given or {}).items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -97,10 +98,22 @@ class BlockDiagonalOperator(FactoredOperator):
         for names in self.names:
             pieces = tuple(Piece(indices[name], (1, self.domain.sizes[indices[name]], 1)) for name in names)
             with torch.no_grad():
-                matrix = self.operator.block(names).to_dense()
+                matrix = self._block(names)
             # Products differ by rounding from those of the transpose.
             found.append(DenseBlock(Layout(pieces, dim=-2), (matrix + matrix.mT) / 2))
         return tuple(found)
+
+    def _block(self, names: Sequence[str]) -> Tensor:
+        try:
+            return self.operator.block(names).to_dense()
+        except InputError:
+            # The function does not depend on these parameters alone. Products with the whole operator take longer.
+            starts = dict(zip(self.domain.labels, accumulate((0, *self.domain.sizes)), strict=False))
+            sizes = dict(zip(self.domain.labels, self.domain.sizes, strict=True))
+            index = torch.cat([torch.arange(starts[name], starts[name] + sizes[name]) for name in names])
+            units = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
+            units[index, torch.arange(len(index))] = 1
+            return self.operator.multiply(units)[index]
 
     def converted(self, conversion: Conversion) -> BlockDiagonalOperator:
         """See `LinearOperator.to`."""

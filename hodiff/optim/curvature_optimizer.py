@@ -304,7 +304,10 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
             if self.sharded:
                 own = self._on_shards(given, parameters, gradients=False)[1]
             else:
-                found, error = self._ranks.attempt(self._estimated, given, parameters, False)
+                # As in `step`, parameters that the loss does not use keep their curvature.
+                leaves = set(map(id, inspect_graph(given).leaves))
+                used = [p for p in parameters if id(p) in leaves]
+                found, error = self._ranks.attempt(self._estimated, given, used or parameters, False)
                 own = {} if found is None else {id(p): h for p, h in found[0]}
             if self._ranks.size > 1:
                 codes = self._ranks.exchange(self.caller, error, self._codes(own), parameters[0].device)

@@ -87,7 +87,7 @@ class Muon(StochasticOptimizer):
     precise_state = True
     whole_state = frozenset({"step", "exp_avg"})
     # The iteration multiplies whole matrices.
-    sharded_too = False
+    sharded_by_group = None
 
     def __init__(
         self,

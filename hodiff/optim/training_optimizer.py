@@ -33,7 +33,7 @@ Pair = tuple[Tensor, Tensor]
 _REMEDIES = {
     True: "pass process_group=torch.distributed.group.WORLD",
     False: "omit process_group, or use DistributedDataParallel",
-    None: "use NewtonCG or HessianFree, which support them, or DistributedDataParallel",
+    None: "use an optimizer that supports them, such as Shampoo or NewtonCG, or DistributedDataParallel",
 }
 
 

@@ -20,6 +20,7 @@ from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.likelihoods import divisor, known_likelihood, require_rows
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OutputMatrix, gradients_of_loss, pair
 from hodiff.operators.per_example.example_gradients import ExampleGradients, module_of
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 CALLER = "per_sample"
 
@@ -63,7 +64,8 @@ class PerSample(ModelLossOperator):
         for module in self._held_modules:
             require_apart(CALLER, module)
         found = None
-        with torch.no_grad(), refused(CALLER):
+        # Hooks of the model record its layers for one thread at a time.
+        with one_thread_at_a_time(), torch.no_grad(), refused(CALLER):
             for found, _ in self._linearizations(cache=False).each(partial(self._at, linearize=self._gradients_at)):
                 assert isinstance(found, GradientsOfBatch)
                 visit(found)
@@ -135,4 +137,6 @@ PerSample.__name__ = CALLER
 
 def factor_of(operator: PerSample, count: int, divisor: float) -> float:
     """Return the factor between gradients of all examples, weighted by their batch's divisor, and the defined ones."""
-    return count / divisor if operator.batches.reduction == "mean" else 1.0
+    if operator.batches.reduction != "mean":
+        return 1.0
+    return count / divisor if divisor else 0.0  # without examples, or if the loss ignores all of them

@@ -175,8 +175,14 @@ def test_states_of_other_runs_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda f: eigsh(POSITIVE, 2, checkpoint=f), "eigsh: checkpoint: expected None for method='arpack'"),
-        (lambda f: eigsh(POSITIVE, 2, restart=10), "eigsh: restart: expected None for method='arpack'"),
+        (
+            lambda f: eigsh(POSITIVE, 2, method="arpack", checkpoint=f),
+            "eigsh: checkpoint: expected None for method='arpack'",
+        ),
+        (
+            lambda f: eigsh(POSITIVE, 2, method="arpack", restart=10),
+            "eigsh: restart: expected None for method='arpack'",
+        ),
         (lambda f: eigsh(POSITIVE, 6, method="lanczos", restart=7), "eigsh: restart: expected"),
         (lambda f: solve(POSITIVE, B, method="minres", checkpoint=f), "solve: checkpoint: expected None"),
         (lambda f: spectral_density(POSITIVE, method="exact", checkpoint=f), "checkpoint: expected None"),
@@ -187,3 +193,20 @@ def test_states_of_other_runs_are_refused(tmp_path):
 def test_rejects_other_options(tmp_path, run, message):
     with pytest.raises(InputError, match=message):
         run(tmp_path)
+
+
+def test_another_start_or_generator_is_refused(tmp_path):
+    def seeded(seed):
+        return torch.Generator().manual_seed(seed)
+
+    folder = Checkpoint(tmp_path / "density", every=2)
+    spectral_density(POSITIVE, samples=2, steps=5, generator=seeded(0), checkpoint=folder)
+    with pytest.raises(InputError, match="got another generator"):
+        spectral_density(POSITIVE, samples=2, steps=5, generator=seeded(1), checkpoint=tmp_path / "density")
+    eigsh(POSITIVE, 2, checkpoint=Checkpoint(tmp_path / "eigsh", every=10))
+    for options in ({"start": torch.ones(N, dtype=D)}, {"generator": seeded(1)}):
+        with pytest.raises(InputError, match=r"got another (start|generator)"):
+            eigsh(POSITIVE, 2, checkpoint=tmp_path / "eigsh", **options)
+    solve(POSITIVE, B, checkpoint=Checkpoint(tmp_path / "solve", every=10))
+    with pytest.raises(InputError, match="got another x0"):
+        solve(POSITIVE, B, x0=B, checkpoint=tmp_path / "solve")

@@ -309,3 +309,16 @@ def test_eigenvalues_scale_with_the_operator(which, size):
     expected = eigsh(MatrixOperator(M), 2, which=which).eigenvalues
     found = eigsh(MatrixOperator(size * M), 2, which=which).eigenvalues / size
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("method", ["auto", "lanczos"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_more_eigenvalues_than_the_rank(method, dtype, k):
+    """Products in the complement of the range are rounding, which is not symmetric."""
+    factor = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = (factor @ factor.T).to(dtype)
+    matrix = (matrix + matrix.T) / 2
+    found = eigsh(matrix, k, which="LA", method=method).eigenvalues
+    expected = torch.linalg.eigvalsh(matrix.double())[-k:]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-9)

@@ -86,3 +86,25 @@ def test_refusals() -> None:
     x["a"].add_(1)
     with pytest.raises(hodiff.InputError, match="in place"):
         B @ torch.ones(2)
+
+
+class Unused(torch.nn.Module):
+    """A model with a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+@pytest.mark.parametrize("by", ["layer", "parameter"])
+def test_unused_layers_have_zero_blocks(by: str) -> None:
+    model = Unused().double()
+    x = {name: p.detach() for name, p in model.named_parameters()}
+    G = hodiff.GaussNewtonOperator(model, F.mse_loss, x, torch.randn(4, 3).double(), torch.zeros(4, 2).double())
+    found, expected = BlockDiagonalOperator(G, by=by).to_dense(), G.to_dense()
+    if by == "parameter":
+        expected[:6, 6:8], expected[6:8, :6] = 0, 0
+    close(found, expected)

@@ -1,5 +1,7 @@
 """Steps use the curvature of the losses whose gradients are in `grad`, or raise if it is not known."""
 
+from functools import partial
+
 import pytest
 import torch
 from optim.table import Problem, same
@@ -323,3 +325,29 @@ def test_steps_inside_the_backward_pass_match():
             found = [optimizers[w].state[w]["curvature"] for w in ws]
             torch.testing.assert_close(found, [6 * before, torch.full((2,), 2.0, dtype=D)])
     assert ws[1].tolist() == pytest.approx([2.5, 2.5])
+
+
+@pytest.mark.parametrize("make", [AdaHessian, SophiaH])
+def test_parameters_that_a_loss_does_not_use_keep_their_curvature(make):
+    """`update_curvature` and `step` with a closure agree."""
+    states = []
+    for by_update in (True, False):
+        a, b = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+        optimizer = make([a, b], betas=(0.9, 0.5), update_every=None if by_update else 1)
+        for i in range(3):
+            loss = partial(lambda first: (a**2).sum() + ((b**2).sum() if first else 0), i == 0)
+            if by_update:
+                optimizer.update_curvature(loss())
+            else:
+                optimizer.step(loss)
+        states.append({name: optimizer.state[b][name] for name in optimizer.state[b] if "curvature" in name})
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+def test_layers_that_a_loss_does_not_use_may_stay_unused(make):
+    heads = torch.nn.ModuleList([torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)])
+    optimizer = make(heads.parameters(), update_every=None)
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    for i in (0, 0, 1, 0):
+        optimizer.update_curvature(torch.nn.functional.cross_entropy(heads[i](x), y))

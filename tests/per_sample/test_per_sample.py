@@ -163,3 +163,26 @@ def test_refusals() -> None:
         per_sample.norms(problem[0], partial(F.cross_entropy, reduction="sum"), *problem[2:])
     with pytest.raises(hodiff.InputError, match="per_sample: data: expected an iterable"):
         per_sample.norms(*problem[:3], data=3)
+
+
+def test_ignored_targets_and_empty_batches_have_zero_gradients() -> None:
+    model, inputs = torch.nn.Linear(3, 3).double(), torch.randn(4, 3).double()
+    x = {name: p.detach() for name, p in model.named_parameters()}
+    ignored = torch.full((4,), -100)
+    norms = hodiff.per_sample.norms(model, F.cross_entropy, x, inputs, ignored)
+    assert torch.equal(norms, torch.zeros(4).double())
+    assert hodiff.per_sample.gradients(model, F.cross_entropy, x, inputs[:0], ignored[:0])["weight"].shape == (0, 3, 3)
+    summed = partial(F.cross_entropy, reduction="sum")
+    data = [(inputs, torch.tensor([0, 1, 2, 0])), (inputs[:0], ignored[:0])]
+    G = hodiff.GaussNewtonOperator(model, summed, x, data=data, reduction="sum")
+    torch.testing.assert_close(G.diagonal(exact=True).value, G.to_dense().diagonal())
+    A = hodiff.EmpiricalFisherOperator(model, summed, x, data=data, reduction="sum")
+    torch.testing.assert_close(A.diagonal(exact=True).value, A.to_dense().diagonal())
+
+
+def test_outputs_that_are_not_finite_are_named() -> None:
+    model, inputs = torch.nn.Linear(3, 3), torch.ones(4, 3)
+    inputs[1, 0] = torch.nan
+    x = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(hodiff.InputError, match="model: expected finite outputs"):
+        hodiff.per_sample.norms(model, F.cross_entropy, x, inputs, torch.zeros(4, dtype=torch.long))

@@ -109,8 +109,8 @@ def eigsh(
         which: "LM" or "SM", largest or smallest in absolute value; "LA" or "SA", largest or smallest. "SM" is computed
             densely up to n = 1000. Beyond, only "arpack" supports it, if eigenvalues have one sign. "lobpcg" does not
             support "LM".
-        method: "arpack", "lanczos", "lobpcg" or "dense"; "auto" is "lanczos" for parameters that are sharded over
-            ranks, where it is the only method, and "arpack" otherwise.
+        method: "arpack", "lanczos", "lobpcg" or "dense"; "auto" is "lanczos" with `restart` or `checkpoint`, and for
+            parameters that are sharded over ranks, where it is the only method; "arpack" otherwise.
         start: Start: a vector (n,) or, for "lobpcg", a block (n, k), such as from an earlier call; for hodiff's
             operators also a pytree like their vectors. Random by default.
         tol: Allowed residual relative to the largest $\|A v\|$, by default 1e-9 in float64, 1e-4 in float32 and six
@@ -154,7 +154,8 @@ def eigsh(
     require_choice("eigsh", "which", which, SELECT)
     require_choice("eigsh", "method", method, ["auto", *METHODS])
     if method == "auto":
-        method = "arpack" if view.shards is None else "lanczos"
+        plain = view.shards is None and restart is None and checkpoint is None
+        method = "arpack" if plain else "lanczos"
     if method != "lanczos":
         view.require_whole(f"method={method!r}", 'use method="lanczos"')
     if which in UNAVAILABLE.get(method, ()):
@@ -179,7 +180,8 @@ def eigsh(
         method = "dense"
 
     with view.counting(None, progress):
-        stages = Stages(view, checkpoint, {"k": k, "which": which, "restart": kept, "tol": tol}, generator=generator)
+        call = {"k": k, "which": which, "restart": kept, "tol": tol}
+        stages = Stages(view, checkpoint, call, {"start": begin}, generator)
         problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator, kept, stages)
         result = _solved(problem, method)
         if not result.converged and view.finds_coarser():

@@ -31,12 +31,13 @@ class Chain:
         start: First vector, (n,), of any nonzero length, or the saved state of a chain.
         steps: Maximum number of vectors.
         locked: Orthonormal columns, (n, k); operator and start are restricted to their complement.
+        scale: A lower bound of the operator's norm, to which rounding is relative also where products are small.
 
     Source: Wu, Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM J. Matrix Anal.
     Appl. 22 (2000), section 2.
     """
 
-    def __init__(self, view: View, start: Tensor | State, steps: int, locked: Tensor | None = None):
+    def __init__(self, view: View, start: Tensor | State, steps: int, locked: Tensor | None = None, scale: float = 0.0):
         self._view = view
         self._basis = torch.empty(0, view.n, dtype=view.dtype, device=view.device)
         self._locked = self._basis.new_zeros(view.n, 0) if locked is None else locked
@@ -49,7 +50,7 @@ class Chain:
         self._betas: list[float] = []
         # Couplings of the first Ritz vectors to the vector after them.
         self._spokes: list[float] = []
-        self._scale = 0.0
+        self._scale = scale
         self.products = 0
         if isinstance(start, State):
             self._resume(start)

@@ -103,7 +103,7 @@ def _beyond(
     def search(saved: State | None, keep: Keep) -> State:
         found = torch.from_numpy(vectors).to(view.device, view.dtype)
         start = problem.restore(saved) if saved else draw(view, "gaussian", 1, problem.generator)[:, 0]
-        chain = Chain(view, start, min(problem.kept, steps), locked=found)
+        chain = Chain(view, start, min(problem.kept, steps), found, problem.largest)
         while True:
             chain.extend(problem.matmat(chain.newest[:, None])[:, 0])
             ritz, rows = chain.ritz()

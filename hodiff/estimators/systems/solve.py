@@ -173,7 +173,8 @@ def solve(
     measure = scipy_krylov.normal_residual if method == "lsmr" else _residual
     with view.counting(None, progress):
         call = {"damping": damping, "tol": tol, "atol": atol}
-        stages = Stages(view, checkpoint, call, {"b": right})
+        given = {"b": right} if start is None else {"b": right, "x0": start}
+        stages = Stages(view, checkpoint, call, given)
         system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size, stages)
         targets = (tol * measure(system, right)).clamp(min=atol)
         outcome = refine(system, right, start, targets, METHODS[method], measure)

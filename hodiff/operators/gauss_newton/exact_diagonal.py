@@ -34,6 +34,7 @@ from hodiff.operators.linearized.likelihoods import has_classes, known_likelihoo
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.operators.per_example.example_gradients import ExampleGradients, module_of
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 @dataclass
@@ -79,7 +80,8 @@ class ModelDiagonal(ModelLossOperator):
 
         linearize = partial(self._diagonal_at, chunk_size=size, progress=progress)
         batches = self._linearizations(cache=False).each(partial(self._at, linearize=linearize))
-        with torch.no_grad(), refused(type(self).__name__):
+        # Hooks of the model record its layers for one thread at a time.
+        with one_thread_at_a_time(), torch.no_grad(), refused(type(self).__name__):
             total = self._sum(diagonal, self.shape[:1], batches)
         return DiagonalEstimate(total, torch.zeros_like(total), max(counts), "exact")
 
@@ -97,6 +99,8 @@ class ModelDiagonal(ModelLossOperator):
             with draw.replayed():
                 return self._over_all_outputs(RecordedModel(bound(inputs)), targets, chunk_size)
         outputs = gradients.outputs
+        if not outputs.numel():
+            return DiagonalOfBatch(self._flat([torch.zeros_like(leaf) for leaf in self.leaves]), (outputs,), 0)
         matrix = self._matrix(outputs, targets)
         roots = self._roots(matrix, outputs)
         if roots is None:

@@ -269,7 +269,7 @@ class OuterProducts:
     def product(self, vectors: Leaves) -> Leaves:
         """See `OutputMatrix`."""
         # Examples are independent of each other, leaves of one example are not.
-        dots = sum((g * u).reshape(*g.shape[:2], -1).sum(-1) for g, u in zip(self.gradients, vectors, strict=True))
+        dots = sum((g * u)[..., None].flatten(2).sum(2) for g, u in zip(self.gradients, vectors, strict=True))
         assert isinstance(dots, Tensor)
         dots = self.factor * dots
         return tuple((dots.reshape(*dots.shape, *(1,) * (g.dim() - 2)) * g).sum(0) for g in self.gradients)

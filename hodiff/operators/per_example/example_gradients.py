@@ -59,6 +59,11 @@ class ExampleGradients:
         function = bound(inputs)
         layers = layer_blocks(model, names) if model is not None else ()
         self.recorded = Recorded(function, model or nn.Identity(), layers, every=False)
+        if not bool(self.recorded.outputs.isfinite().all()):
+            raise InputError(
+                f"{function.caller}: model: expected finite outputs, got NaN or infinity; look for the example whose "
+                "inputs or outputs are not finite."
+            )
         self._layers = None if model is None else LayerGradients(self.recorded, model, names, dtype)
         covered: set[int] = set()
         if self._layers is not None:

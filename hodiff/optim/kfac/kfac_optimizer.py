@@ -110,7 +110,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             seen.require_all([p for p in parameters if id(leaf_of[id(p)]) in leaves])
             uses = seen.uses(loss)
             # The check costs two gradients; a graph with unchanged uses does not need it again.
-            if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
+            if any(self._uses.get(id(p)) != uses.get(id(p)) for p in parameters):
                 seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
                 self._uses |= uses
             columns = columns_of(found, loss, self._fisher, self._draws())
