@@ -202,6 +202,16 @@ POINTS = torch.ones(3, 2, dtype=D)
         (lambda: ENGD(LINEAR), ((LINEAR, [POINTS, POINTS[:2]]),), "ENGD: step: samples: expected tensors"),
         (lambda: ENGD(LINEAR), ((lambda p: 1.0, POINTS),), "expected a function of one sample that returns a floating"),
         (lambda: ENGD(LINEAR), ((lambda p: LINEAR(p) / 0, POINTS),), "ENGD: step: expected finite values"),
+        (
+            lambda: ENGD(LINEAR),
+            ((lambda p: p.sum(), POINTS),),
+            "expected functions that depend on the model's parameters",
+        ),
+        (
+            lambda: ENGD(LINEAR),
+            ((lambda p: LINEAR(p).detach(), POINTS),),
+            "expected functions that depend on the model",
+        ),
         (lambda: SPRING(LINEAR), (LINEAR, POINTS, torch.ones(4)), r"SPRING: step: energies: expected .* shape \(3,\)"),
         (lambda: SPRING(LINEAR), (lambda p: p.repeat(2), POINTS, torch.ones(3)), "log_psi: expected a function of one"),
     ],
