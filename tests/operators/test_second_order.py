@@ -17,6 +17,7 @@ from hodiff.operators import (
     EmpiricalFisherOperator,
     FisherOperator,
     GaussNewtonOperator,
+    GramOperator,
     HessianOperator,
     IdentityOperator,
     InverseOperator,
@@ -50,6 +51,7 @@ KFAC = KFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, Non
 EKFAC = EKFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 BLOCKS = BlockDiagonalOperator(HESSIAN)
 JACOBIAN = JacobianOperator(model, X, INPUTS)
+GRAM = GramOperator(model, X, INPUTS)
 
 # Products are linear and differentiable in the vector; `second_order` contracts them nonlinearly.
 ROWS = [
@@ -59,6 +61,7 @@ ROWS = [
     Row("EmpiricalFisherOperator", lambda v: EMPIRICAL @ v, (V,)),
     Row("JacobianOperator", lambda v: JACOBIAN @ v, (V,)),
     Row("JacobianOperator", lambda u: JACOBIAN.T @ u, (TARGETS,), "transposed"),
+    Row("GramOperator", lambda u: GRAM @ u, (TARGETS,)),
     Row("KFACOperator", lambda v: KFAC @ {"weight": v[None]}, (V,)),
     Row("EKFACOperator", lambda v: EKFAC @ {"weight": v[None]}, (V,)),
     Row("BlockDiagonalOperator", lambda v: BLOCKS @ v, (V,)),
@@ -105,6 +108,12 @@ def of_gradients() -> Tensor:
     return rows.T @ rows / len(TARGETS)
 
 
+def gram() -> Tensor:
+    """Compute J J^T from differences."""
+    J = differences(lambda x: model(x, INPUTS))
+    return J @ J.T
+
+
 MATRICES = {
     "BlockDiagonalOperator": (BLOCKS, lambda: scipy_hessian(f, X, initial_step=0.1).matrix),
     "HessianOperator": (HESSIAN, lambda: scipy_hessian(f, X, initial_step=0.1).matrix),
@@ -112,6 +121,7 @@ MATRICES = {
     "FisherOperator": (FISHER, lambda: gauss_newton(mse_loss)),
     "EmpiricalFisherOperator": (EMPIRICAL, of_gradients),
     "JacobianOperator": (JACOBIAN, lambda: differences(lambda x: model(x, INPUTS))),
+    "GramOperator": (GRAM, gram),
 }
 
 
