@@ -19,8 +19,6 @@ from hodiff.operators import HessianOperator
 
 # The components of a symmetric matrix in Voigt's order.
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
-
-
 # Step to the minimum, relative to the size of the cell, above which relaxed constants are doubtful.
 _LARGEST_STEP = 1e-3
 

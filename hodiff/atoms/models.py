@@ -85,7 +85,7 @@ def _of_mace(caller: str, calculator: Any, atoms: Any) -> BoundModel:
             "omit compile_mode."
         )
     dtype, device = _kind_of(calculator.models[0])
-    # The same as `calculate` of the calculator passes to its models.
+    # The same as `calculate` of the calculator passes to its models; MACE has no public function for it.
     batch = {
         name: each.to(device, dtype if each.is_floating_point() else None) if isinstance(each, Tensor) else each
         for name, each in calculator._atoms_to_batch(atoms).to_dict().items()  # noqa: SLF001

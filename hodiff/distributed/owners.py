@@ -20,6 +20,6 @@ def least_loaded(costs: Sequence[float], ranks: int, fixed: Sequence[int | None]
     work = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(ranks)]
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         if owners[i] is None:
-            owners[i] = work.index(min(work))
-            work[owners[i]] += costs[i]  # type: ignore[index]
+            owners[i] = least = work.index(min(work))
+            work[least] += costs[i]
     return [0 if each is None else each for each in owners]

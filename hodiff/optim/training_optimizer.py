@@ -248,6 +248,7 @@ class StochasticOptimizer(JointOptimizer):
     def _require_parameter(self, parameter: Tensor) -> None:
         if is_sharded(parameter) and self.sharded_by_group != (self._ranks.group is not None):
             remedy = _REMEDIES[self.sharded_by_group]
+            # `is_sharded` is no type guard, as DTensor may not be loaded.
             raise InputError(
                 f"{self.caller}: params: expected parameters that each rank holds whole, got a DTensor over "
                 f"{parameter.device_mesh.size()} ranks; {remedy}."  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ VOIGT = [(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]
 
 
 def test_central_forces_under_stress() -> None:
-    """Of squares of lengths s, strain changes pairs by 2 d·η·d, so C = Σ 4 φ''(s) d d d d / (2 V)."""
+    """The constants are Σ 4 φ''(s) d d d d / (2 V), as strain η changes the squared length s of a pair d by 2 d·η·d."""
     side = 1.4
     x, cell = face_centred(side)
     found = hodiff.atoms.elastic_constants(crystal_energy, x, cell)

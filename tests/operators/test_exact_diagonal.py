@@ -303,7 +303,10 @@ def test_fixed_masks_of_outputs_that_are_no_single_tensor() -> None:
 
 def test_functions_of_parameters_use_formulas_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem("images")
-    model = lambda x, inputs: functional_call(p.model, x, (inputs,))  # noqa: E731
+
+    def model(x: Any, inputs: Any) -> Any:
+        return functional_call(p.model, x, (inputs,))
+
     from hodiff.operators.per_example import separate_gradients
 
     # Without the formulas, examples would be evaluated one by one.

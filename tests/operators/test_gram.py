@@ -128,3 +128,15 @@ def test_faults_name_the_argument():
     for compute in (K.to_dense, lambda: K.diagonal(exact=True), lambda: K @ torch.ones(3, 1)):
         with pytest.raises(hodiff.InputError, match="changed in place"):
             compute()
+
+
+def test_random_models_have_the_matrix_of_one_draw_and_buffers_stay():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(D)
+    x, before = {name: p.detach() for name, p in model.named_parameters()}, model[2].running_mean.clone()
+    K = hodiff.GramOperator(model, x, torch.randn(5, 3, dtype=D))
+    close(K.to_dense(), K @ torch.eye(10, dtype=D))
+    close(K.diagonal(exact=True).value, K.to_dense().diagonal())
+    assert torch.equal(model[2].running_mean, before)
+    dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2)).to(D)
+    K = hodiff.GramOperator(dropout, {n: p.detach() for n, p in dropout.named_parameters()}, torch.randn(5, 3, dtype=D))
+    close(K.to_dense(), K @ torch.eye(10, dtype=D))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,4 +170,5 @@ def default_kept(k: int) -> int:
 
 def to_device(view: View, values: np.ndarray, vectors: np.ndarray) -> tuple[Tensor, Tensor]:
     """Convert eigenvalues and eigenvectors to the view's dtype and device."""
-    return tuple(torch.tensor(each, dtype=view.dtype, device=view.device) for each in (values, vectors))  # type: ignore[return-value]
+    kind: dict[str, Any] = {"dtype": view.dtype, "device": view.device}
+    return torch.tensor(values, **kind), torch.tensor(vectors, **kind)

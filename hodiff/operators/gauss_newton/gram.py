@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import spans
+from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bool, require_callable, require_chunk_size, require_int
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives.bound_function import BoundFunction, bind
@@ -22,6 +24,8 @@ from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linearized.jacobian import JacobianOperator
 from hodiff.operators.linearized.model_loss import module_call, require_parameters
 from hodiff.operators.per_example.example_gradients import ExampleGradients, module_of
+from hodiff.recompute.reachable import modules_in
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 class GramOperator(LinearOperator):
@@ -127,7 +131,7 @@ class GramOperator(LinearOperator):
         groups = list(spans(width, max(1, self.memory_budget // max(1, 2 * bytes_each))))
         # (c, N, d, M): of output c of example n and output d of example m.
         found = outputs.new_zeros(width, count, width, count)
-        with torch.no_grad(), refused("GramOperator"):
+        with self._evaluations(), refused("GramOperator"):
             for i, (start, stop) in enumerate(tqdm(groups, unit=" groups of outputs", disable=not progress)):
                 rows = self._rows(range(start, stop))
                 for begin, end in groups[i:]:
@@ -143,7 +147,7 @@ class GramOperator(LinearOperator):
         self.multiply(torch.empty(self.shape[0], 0, dtype=self.dtype, device=self.device))
         if self._examples is None:
             return super()._exact_diagonal(chunk_size, progress)
-        with torch.no_grad(), refused("GramOperator"):
+        with self._evaluations(), refused("GramOperator"):
             found = [self._examples.squared_norms(each) for each in tqdm(self._units(), disable=not progress)]
         value = torch.stack(found, 1).reshape(-1)
         return DiagonalEstimate(value, torch.zeros_like(value), len(found), "exact")
@@ -174,11 +178,19 @@ class GramOperator(LinearOperator):
         if any(self.jacobian.domain.joined) or any(self.codomain.joined):
             return None
         try:
-            with torch.no_grad():
+            with self._evaluations():
                 found = ExampleGradients(
                     bound, self.inputs, module_of(self.model, labels), labels, self.dtype, mixing=False
                 )
                 found.gradients(torch.ones_like(found.outputs))
         except InputError:
             return None
-        return found if len(found.outputs) else None
+        # Of random functions, such as dropout, the Jacobian is that of one draw, and other evaluations draw again.
+        same = torch.allclose(found.outputs, self.jacobian.outputs[0], rtol=torch.finfo(self.dtype).eps ** 0.5)
+        return found if len(found.outputs) and same else None
+
+    @contextmanager
+    def _evaluations(self) -> Iterator[None]:
+        """Return a context for evaluations of the model, which keep its buffers."""
+        with one_thread_at_a_time(), torch.no_grad(), untouched(modules_in(self.model)):
+            yield

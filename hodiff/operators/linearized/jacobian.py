@@ -82,6 +82,11 @@ class JacobianOperator(Portable, LinearOperator):
         """The point."""
         return pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
 
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The outputs of the function at the point, one tensor for each leaf."""
+        return tuple(self._model.outputs)
+
     def _require_portable(self) -> None:
         self._point.require_unchanged("JacobianOperator")
 

@@ -82,6 +82,7 @@ class ENGD(SampleSpaceOptimizer):
         require_choice("ENGD", "line_search_fn", line_search_fn, (GRID,), optional=True)
         super().__init__(model, settings_in(locals()), chunk_size)
 
+    # A step needs functions of one point, where torch's takes a closure.
     @torch.no_grad()
     def step(self, *terms: Term) -> Tensor:  # type: ignore[override]
         """Take one step, within `hodiff.corrected()`, and set gradients.

@@ -76,6 +76,7 @@ class SPRING(SampleSpaceOptimizer):
     ):
         super().__init__(model, settings_in(locals()), chunk_size)
 
+    # A step needs a function of one walker, where torch's takes a closure.
     @torch.no_grad()
     def step(self, log_psi: Callable[[Any], Tensor], walkers: PyTree, energies: Tensor) -> Tensor:  # type: ignore[override]
         r"""Take one step, within `hodiff.corrected()`, and set gradients.

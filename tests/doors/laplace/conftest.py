@@ -6,7 +6,7 @@ laplace-torch only needs the package, through torchmetrics; its import asks for 
 import torch
 
 try:
-    import torchvision  # noqa: F401
+    import torchvision  # noqa: F401 - loads its operators
 except RuntimeError:
     LIBRARY = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
