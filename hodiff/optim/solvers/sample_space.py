@@ -18,6 +18,7 @@ from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import put_gradients
 from hodiff.optim.solvers.solver_settings import SolverOptimizer
+from hodiff.torch_internals.wording import Wording, says
 
 
 class _OneSample(nn.Module):
@@ -86,8 +87,16 @@ class SampleSpaceOptimizer(SolverOptimizer):
     def _values(self, function: Callable[[Any], Tensor], samples: PyTree) -> Tensor:
         """Evaluate a function at all samples, (N, k)."""
         one = _OneSample(self.caller, self.module, function)
-        with torch.no_grad(), Corrections(lean=True):
-            found: Tensor = vmap(one, chunk_size=self.chunk_size)(samples)
+        try:
+            with torch.no_grad(), Corrections(lean=True):
+                found: Tensor = vmap(one, chunk_size=self.chunk_size)(samples)
+        except RuntimeError as error:
+            if not says(error, Wording.RANDOM):
+                raise
+            raise InputError(
+                f"{self.caller}: step: function: expected a function without random numbers, such as those of dropout, "
+                "as values and derivatives would have different ones, got one that draws; call model.eval()."
+            ) from error
         return found
 
     def _rows(self, function: Callable[[Any], Tensor], samples: PyTree, width: int) -> list[Tensor]:
