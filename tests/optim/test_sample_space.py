@@ -227,3 +227,10 @@ def test_singular_equations_name_the_damping():
     model = network()
     with pytest.raises(hodiff.InputError, match="ENGD: damping: expected damping with which"):
         ENGD(model, damping=0.0).step((model, torch.ones(3, 2, dtype=D)))
+
+
+def test_random_functions_are_refused():
+    start = flat(LINEAR)
+    with pytest.raises(hodiff.InputError, match=r"ENGD: step: function: .* without random numbers"):
+        ENGD(LINEAR).step((lambda p: nn.functional.dropout(LINEAR(p)), POINTS))
+    np.testing.assert_array_equal(flat(LINEAR), start)
