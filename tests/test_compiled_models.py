@@ -178,6 +178,16 @@ def test_kfac_of_a_compiled_model_matches():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("build", [hodiff.GaussNewtonOperator, hodiff.KFACOperator])
+def test_compiled_module_with_names_of_its_original(build):
+    plain = model()
+    x = dict(plain.named_parameters())
+    found = build(compiled(plain), mse_loss, x, *data()).to_dense()
+    torch.testing.assert_close(found, build(plain, mse_loss, x, *data()).to_dense())
+    with pytest.raises(hodiff.InputError, match=r"names of the module's parameters, got unknown w; pass dict"):
+        build(compiled(plain), mse_loss, {"w": torch.ones(1)}, *data())
+
+
 # Optimizers that need curvature at each step never run compiled code.
 EACH_STEP: dict[str, Callable[[Any], Any]] = {
     "SophiaH": lambda p: SophiaH(p, lr=0.01, update_every=1),

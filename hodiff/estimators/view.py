@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ Apply = Callable[[Tensor], Tensor]
 # Ratio of an operator's rounding to its dtype's from which on it counts as another dtype's, the largest such rounding,
 # and the allowed difference of two products of one vector.
 FEWER, COARSEST, REPEATED = 256.0, 0.1, 1e-3
+# Limits of products in float64, whose squares and sums of squares neither overflow nor vanish.
+TINY, HUGE = 1e-140, 1e140
 
 
 @dataclass(eq=False)
@@ -193,29 +196,45 @@ class View:
         results = []
         for start, stop in spans(count, size):
             group = block if size >= count else block[:, start:stop]
-            result = apply(group.to(self.device, self.dtype))
-            self._require_product(result, (rows, stop - start))
+            group = group.to(self.device, self.dtype)
+            result = apply(group)
+            self._require_product(result, group, rows)
             results.append(result.detach().to(self.device, self.dtype))
             self.products += stop - start
             if self.bar is not None:
                 self.bar.update(stop - start)
         return results[0] if len(results) == 1 else torch.cat(results, 1)
 
-    def _require_product(self, result: Any, shape: tuple[int, int]) -> None:
+    def _require_product(self, result: Any, block: Tensor, rows: int) -> None:
+        shape = (rows, block.shape[1])
         if not isinstance(result, Tensor) or result.shape != shape:
             raise InputError(
                 f"{self.caller}: A: expected a product of shape {shape} from a block of {shape[1]} columns, "
                 f"got {describe(result)}; define A @ v for blocks (n, k)."
             )
         require_constant(self.caller, "A", result)
-        finite = torch.isfinite(result).all().to(torch.float64)
+        largest = result.detach().abs().amax() if result.numel() else result.new_zeros(())
         if self.shards is not None:
             # All ranks raise, or none.
-            finite = reduce_over(self.shards.mesh, finite, "MIN")
-        if not bool(finite):
+            finite = reduce_over(self.shards.mesh, largest.isfinite().to(torch.float64), "MIN")
+            largest = reduce_over(self.shards.mesh, largest.to(torch.float64).nan_to_num(), "MAX") / finite
+        size = float(largest)
+        if not math.isfinite(size):
             raise InputError(
                 f"{self.caller}: A: expected finite products, got inf or nan; check the values, the gradient and the "
                 "dtype at the point where the operator was created."
+            )
+        if not TINY < size < HUGE and size and self.shards is None:
+            self._require_moderate(size, block)
+
+    def _require_moderate(self, size: float, block: Tensor) -> None:
+        """Raise if squares of products are no numbers; one of an operator's columns may be tiny."""
+        size /= float(block.abs().amax())
+        dense = int(block[:, 0].count_nonzero()) > len(block) // 2
+        if size > HUGE or (size < TINY and dense):
+            raise InputError(
+                f"{self.caller}: A: expected products between {TINY:.0e} and {HUGE:.0e}, because methods square them, "
+                f"got {size:.1g}; multiply the function by a constant, and divide the result by it."
             )
 
     @contextmanager

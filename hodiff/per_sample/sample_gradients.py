@@ -66,7 +66,7 @@ class PerSample(ModelLossOperator):
         found = None
         # Hooks of the model record its layers for one thread at a time.
         with one_thread_at_a_time(), torch.no_grad(), refused(CALLER):
-            for found, _ in self._linearizations(cache=False).each(partial(self._at, linearize=self._gradients_at)):
+            for found, _ in self._kept.again(partial(self._at, linearize=self._gradients_at)):
                 assert isinstance(found, GradientsOfBatch)
                 visit(found)
         if found is None:

@@ -311,6 +311,14 @@ def test_eigenvalues_scale_with_the_operator(which, size):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
 
 
+@pytest.mark.parametrize("method", ["arpack", "lobpcg", "lanczos"])
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_sizes_whose_squares_leave_the_range_of_float32(method, size):
+    matrix = size * torch.diag(torch.arange(1.0, 101.0))
+    found = eigsh(MatrixOperator(matrix), 2, which="LA", method=method).eigenvalues / size
+    torch.testing.assert_close(found, torch.tensor([99.0, 100.0]), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("method", ["auto", "lanczos"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [1, 3, 5])

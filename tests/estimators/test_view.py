@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import KINDS, Wrapped, decaying, symmetric
+from estimators.matrices import KINDS, MatrixOperator, Wrapped, decaying, symmetric
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator
@@ -190,3 +190,21 @@ def test_rejects_bad_chunk_size(chunk_size):
 def test_progress_writes_to_stderr(capsys):
     trace(MATRIX, products=12, progress=True)
     assert "12/12" in capsys.readouterr().err
+
+
+# Unit vectors do not tell the size of an operator, and their products are not squared.
+BY_UNITS = {"condition_number", "frobenius_norm"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [(name, 1e200) for name in EACH] + [(n, 1e-200) for n in EACH if n not in BY_UNITS]
+)
+def test_rejects_operators_whose_squares_are_no_numbers(name, size):
+    """Lanczos found eigenvalues of half their size, and Hutch++ a trace of zero."""
+    with pytest.raises(InputError, match=r"A: expected products between 1e-140 and 1e\+140"):
+        EACH[name](MatrixOperator(size * MATRIX))
+
+
+def test_tiny_columns_of_a_moderate_operator():
+    found = diagonal(torch.diag(torch.tensor([1.0, 1e-200], dtype=torch.float64)), method="exact")
+    assert found.value.tolist() == [1.0, 1e-200]

@@ -356,3 +356,14 @@ def test_refusals() -> None:
     A.leaves[0].add_(1)
     with pytest.raises(hodiff.InputError, match="in place"):
         A.diagonal(exact=True)
+
+
+def test_changed_buffer_is_no_part_of_the_operator() -> None:
+    """Products keep the first linearization, and the diagonal evaluates the model again."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double().eval()
+    inputs, targets = torch.randn(5, 3).double(), torch.randn(5, 4).double()
+    A = hodiff.GaussNewtonOperator(model, F.mse_loss, dict(model.named_parameters()), inputs, targets)
+    close(A.diagonal(exact=True).value, A.to_dense().diagonal())
+    model[1].running_var.mul_(4)
+    with pytest.raises(hodiff.InputError, match="expected the same value on every pass"):
+        A.diagonal(exact=True)

@@ -155,6 +155,26 @@ def test_fixed_dropout_masks() -> None:
     assert 0.3 < dropped < 0.7
 
 
+class _Autocast(nn.Module):
+    """A layer, and a parameter outside of layers, in bfloat16 within float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(x).float() * self.scale
+
+
+def test_autocast_rounds_but_does_not_couple() -> None:
+    torch.manual_seed(0)
+    model = _Autocast()
+    problem = model, F.mse_loss, dict(model.named_parameters()), torch.randn(6, 4), torch.randn(6, 3)
+    expected = flat(one_by_one(*problem)).norm(dim=1)
+    torch.testing.assert_close(per_sample.norms(*problem), expected, rtol=0.02, atol=0)
+
+
 def test_refusals() -> None:
     problem = hard_problem("folded")
     with pytest.raises(hodiff.InputError, match="per_sample: data: expected two examples"):

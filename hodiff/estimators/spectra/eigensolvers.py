@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.estimators.dense_matrix import host_operator, symmetric_matrix_of
-from hodiff.estimators.results import precise
+from hodiff.estimators.results import norms_of, precise
 from hodiff.estimators.spectra.lanczos_eigenpairs import SELECT, EigenProblem, by_lanczos, complete, to_device
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
@@ -43,8 +43,7 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
     # shifted by two norms, to at most three, and the tolerance shrinks accordingly.
     shift = 0.0 if which == "LM" else {"SA": 2, "LA": -2}[which] * _rough_norm(problem)
     tol = problem.tol if which == "LM" else problem.tol / 3
-    # ARPACK takes eigenvalues below eps^(2/3) for converged, so it gets an operator of size one.
-    unit = 2.0 ** math.frexp(problem.largest)[1]
+    unit = _size(problem)
     operator = host_operator(
         problem.view, lambda block: (problem.matmat(block) - shift * block) / unit, problem.view.dtype
     )
@@ -62,11 +61,19 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
     return complete(problem, which, unit * values + shift, vectors)
 
 
+def _size(problem: EigenProblem) -> float:
+    """Return a power of two near the operator's norm, by which SciPy's methods get it divided.
+
+    ARPACK takes eigenvalues below eps^(2/3) for converged, and LOBPCG squares products in their own dtype.
+    """
+    return 2.0 ** math.frexp(problem.largest)[1]
+
+
 def _rough_norm(problem: EigenProblem) -> float:
     """Estimate the largest absolute eigenvalue within a small factor, by a few power iterations."""
     vector = problem.start[:, :1]
     for _ in range(POWER_STEPS):
-        vector = problem.matmat(vector / torch.linalg.vector_norm(vector))
+        vector = problem.matmat((precise(vector) / norms_of(vector)).to(vector.dtype))
         if not bool(vector.any()):
             break
     return problem.largest
@@ -74,8 +81,9 @@ def _rough_norm(problem: EigenProblem) -> float:
 
 def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     start = numbers_in(torch.linalg.qr(precise(problem.start))[0].to("cpu", problem.view.dtype))
-    operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
     problem.matmat(problem.start)
+    unit = _size(problem)
+    operator = host_operator(problem.view, lambda block: problem.matmat(block) / unit, problem.view.dtype)
     with warnings.catch_warnings():
         # SciPy warns if LOBPCG stops early; the residuals decide whether it matters.
         warnings.simplefilter("ignore", UserWarning)
@@ -83,10 +91,10 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
             operator,
             start,
             largest=problem.which == "LA",
-            tol=problem.tol * problem.largest,
+            tol=problem.tol * problem.largest / unit,
             maxiter=problem.max_iterations or 1000,
         )
-    return to_device(problem.view, values, vectors)
+    return to_device(problem.view, unit * values.astype(np.float64), vectors)
 
 
 def _by_dense(problem: EigenProblem) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ class ModelDiagonal(ModelLossOperator):
             return each.diagonal
 
         linearize = partial(self._diagonal_at, chunk_size=size, progress=progress)
-        batches = self._linearizations(cache=False).each(partial(self._at, linearize=linearize))
+        batches = self._kept.again(partial(self._at, linearize=linearize))
         # Hooks of the model record its layers for one thread at a time.
         with one_thread_at_a_time(), torch.no_grad(), refused(type(self).__name__):
             total = self._sum(diagonal, self.shape[:1], batches)

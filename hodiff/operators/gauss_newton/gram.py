@@ -22,7 +22,7 @@ from hodiff.estimators import DiagonalEstimate
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linearized.jacobian import JacobianOperator
-from hodiff.operators.linearized.model_loss import module_call, require_parameters
+from hodiff.operators.linearized.model_loss import module_call, module_with
 from hodiff.operators.per_example.example_gradients import ExampleGradients, module_of
 from hodiff.recompute.reachable import modules_in
 from hodiff.torch_internals.threads import one_thread_at_a_time
@@ -84,7 +84,7 @@ class GramOperator(LinearOperator):
         require_bool("GramOperator", "correct", correct)
         require_int("GramOperator", "memory_budget", memory_budget, 0, remedy="it counts bytes")
         if isinstance(model, nn.Module):
-            require_parameters("GramOperator", model, x)
+            model = module_with("GramOperator", model, x)
         self.model, self.inputs, self.memory_budget = model, inputs, memory_budget
         self._function = module_call(model) if isinstance(model, nn.Module) else model
         self.jacobian = JacobianOperator(self._function, x, inputs, chunk_size=chunk_size, correct=correct)

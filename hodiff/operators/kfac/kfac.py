@@ -27,7 +27,7 @@ from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import Likelihood, ignored_targets, known_likelihood, likelihood_of
-from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, require_parameters
+from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, module_with
 
 
 class KFACOperator(LayeredOperator):
@@ -181,7 +181,7 @@ class KFACOperator(LayeredOperator):
                 "targets)."
             )
         require_declared_reduction(caller, loss, reduction)
-        require_parameters(caller, model, x)
+        model = module_with(caller, model, x)
         require_constant(caller, x, model, loss, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x, caller=caller, sharded_too=True))

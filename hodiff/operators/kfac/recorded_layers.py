@@ -20,8 +20,9 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
-from hodiff.graphs import cotangent_bytes
+from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.operators.kfac.layers import REMEDY
+from hodiff.torch_internals.autograd.graph_nodes import results_of
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
@@ -142,6 +143,13 @@ class Recorded:
     def graph_bytes(self) -> int:
         """Bytes of one more gradient of all parameters, without the parameters' own."""
         return 2 * cotangent_bytes(self._graph)
+
+    @cached_property
+    def rounding(self) -> float:
+        """The relative rounding of the coarsest dtype in the graph, as autocast computes within float32."""
+        results = (each for node in nodes_of(self._graph) for each in results_of(node))
+        dtypes = {each.dtype for each in results if each.dtype.is_floating_point}
+        return max(torch.finfo(dtype).eps for dtype in dtypes | {each.dtype for each in self.leaves})
 
     def pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients of all calls' outputs, each (c, *shape), for cotangents (c, *outputs)."""

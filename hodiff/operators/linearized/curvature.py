@@ -232,11 +232,10 @@ class CurvatureOperator(Portable, LinearOperator):
         self._restore()
 
     def _forget(self) -> None:
-        self._kept = self._linearizations(self.cache)
-
-    def _linearizations(self, cache: bool | str) -> KeptLinearizations:
         caller, budget = type(self).__name__, self.memory_budget
-        return KeptLinearizations(caller, self.batches, cache, budget, compare=self._checks, joint=self._joint)
+        self._kept = KeptLinearizations(
+            caller, self.batches, self.cache, budget, compare=self._checks, joint=self._joint
+        )
 
     @leave_inference_mode
     @read_unchanged

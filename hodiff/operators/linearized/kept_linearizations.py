@@ -82,6 +82,15 @@ class KeptLinearizations:
             self._joint.weigh(None)
         self._count = count
 
+    def again(self, make: Callable[[Batch], tuple[Linearization, Size]]) -> Iterator[tuple[Linearization, Size]]:
+        """Yield other linearizations of all batches; the model's values must be those of the cached ones."""
+        for linearization, size, index in ((*make(batch), batch.index) for batch in self._batches):
+            cached = self._kept.get(index)
+            known = self._marks.get(index) if cached is None else mark_of(cached[0].value)
+            if self._compare and known is not None and not mark_of(linearization.value).agrees(known):
+                raise another_function(self._caller, index)
+            yield linearization, size
+
     def _keeps(self, linearization: Linearization) -> bool:
         if self._batches.data is None:
             return True

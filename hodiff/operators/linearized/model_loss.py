@@ -25,6 +25,7 @@ from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import Leaves, Linearization
 from hodiff.operators.linearized.likelihoods import divisor
 from hodiff.operators.linearized.recorded_model import RecordedModel
+from hodiff.torch_internals.compilers.dynamo import module_of
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
@@ -97,7 +98,7 @@ class ModelLossOperator(CurvatureOperator):
             )
         require_declared_reduction(caller, loss, reduction)
         if isinstance(model, nn.Module):
-            require_parameters(caller, model, x)
+            model = module_with(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
         # Without data the arguments are the only batch.
@@ -197,16 +198,19 @@ class _Weighted:
         return tuple(self._weight * each for each in self._matrix.products(vectors))
 
 
-def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
-    """Raise if a point is not a dict of a module's tensors by name."""
-    known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())}
-    unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else []
-    if not isinstance(x, Mapping) or unknown:
-        got = f"unknown {', '.join(unknown[:5])}" if unknown else type(x).__name__
-        raise InputError(
-            f"{caller}: x: expected a dict with names of the module's parameters, got {got}; "
-            "pass dict(module.named_parameters()), or a part of it."
-        )
+def module_with(caller: str, module: nn.Module, x: PyTree) -> nn.Module:
+    """Return a module, or the one inside of a compiled module, that has a point's tensors by name; raise if none has."""
+    unknown: list[str] = []
+    for each in (module, module_of(module)):
+        known = {name for name, _ in (*each.named_parameters(remove_duplicate=False), *each.named_buffers())}
+        unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else [type(x).__name__]
+        if not unknown:
+            return each
+    got = f"unknown {', '.join(unknown[:5])}" if isinstance(x, Mapping) else unknown[0]
+    raise InputError(
+        f"{caller}: x: expected a dict with names of the module's parameters, got {got}; "
+        "pass dict(module.named_parameters()), or a part of it."
+    )
 
 
 def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:

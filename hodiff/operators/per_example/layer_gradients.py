@@ -115,7 +115,7 @@ class LayerGradients:
         found, pulled = self._recorded.pull_all(cotangent, self.leaves)
         other = self._recorded.pull(factors.reshape(1, -1, *[1] * (outputs.dim() - 1)).to(outputs) * cotangent)
         true = dict(zip(self.leaves, pulled, strict=True))
-        eps = max(torch.finfo(each.dtype).eps for each in (outputs, *pulled))
+        eps = self._recorded.rounding
         verified: dict[str, list[Source]] = {}
         for name, sources in self._sources.items():
             for source in sources:

@@ -50,7 +50,7 @@ class SeparateGradients:
         cotangent = random_cotangent(outputs)
         true = self._recorded.pull_leaves(cotangent[None], self._leaves)
         found, norms = [torch.zeros_like(each) for each in true], [0.0] * len(true)
-        eps = max(torch.finfo(each.dtype).eps for each in (outputs, *true))
+        eps = self._recorded.rounding
         for n in tqdm(range(self._count), unit=" examples", disable=not self._progress):
             one = self._example(n)
             if one is None or not _agree(one.outputs, outputs[n : n + 1], eps):
