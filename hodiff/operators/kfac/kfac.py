@@ -27,7 +27,7 @@ from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import Likelihood, ignored_targets, known_likelihood, likelihood_of
-from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, module_with
+from hodiff.operators.linearized.model_loss import known_size, module_with, require_declared_reduction
 
 
 class KFACOperator(LayeredOperator):
