@@ -199,7 +199,7 @@ class _Weighted:
 
 
 def module_with(caller: str, module: nn.Module, x: PyTree) -> nn.Module:
-    """Return a module, or the one inside of a compiled module, that has a point's tensors by name; raise if none has."""
+    """Return the module, or the one inside of a compiled module, that has all names of a point; raise if neither has."""
     unknown: list[str] = []
     for each in (module, module_of(module)):
         known = {name for name, _ in (*each.named_parameters(remove_duplicate=False), *each.named_buffers())}
