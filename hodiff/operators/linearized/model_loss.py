@@ -199,7 +199,7 @@ class _Weighted:
 
 
 def module_with(caller: str, module: nn.Module, x: PyTree) -> nn.Module:
-    """Return the module, or the one inside of a compiled module, that has all names of a point; raise if neither has."""
+    """Return the module, or the one inside of a compiled module, that has the names of a point; raise if none has."""
     unknown: list[str] = []
     for each in (module, module_of(module)):
         known = {name for name, _ in (*each.named_parameters(remove_duplicate=False), *each.named_buffers())}
