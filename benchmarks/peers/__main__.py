@@ -164,7 +164,18 @@ def hessians(rounds: int) -> dict[str, Any]:
     return {"sparse machine": here, "sparse": results, "sparse preparation": before}
 
 
-PARTS = {"products": products, "taylor": laplacians, "sparse": hessians}
+def libraries(rounds: int) -> dict[str, Any]:
+    """Measure libraries for PyTorch and hodiff, on one core, in processor seconds."""
+    from benchmarks.peers import libraries
+
+    with one_core():
+        results = [measured(each, rounds, time.process_time) for each in libraries.problems()]
+        here = machine()
+    (RESULTS / "libraries.md").write_text(libraries.page(results, here), encoding="utf-8")
+    return {"libraries machine": here, "libraries": {result.problem: result.to_json() for result in results}}
+
+
+PARTS = {"products": products, "libraries": libraries, "taylor": laplacians, "sparse": hessians}
 
 
 def main() -> None:

@@ -215,7 +215,7 @@ class KFACOperator(LayeredOperator):
             counting = () if ignored is not None and bool(ignored.all()) else sources
             # For losses other than torch's, ignored outputs show in the columns.
             counted = torch.zeros_like(recorded.outputs, dtype=torch.bool)
-            watched = ignored is not None or known_likelihood(self.loss) is None
+            watched = known_likelihood(self.loss) is None if ignored is None else bool(ignored.any())
             reached: dict[Source, Tensor] = {}
             for columns, found in self._pulled(batch, recorded):
                 counted |= (columns != 0).any(0)
@@ -227,7 +227,7 @@ class KFACOperator(LayeredOperator):
                 ignored = moments.ignored_places(counted)
             for source in counting:
                 a = self._inputs(source, recorded)
-                used = moments.used_places(ignored, reached[source]) if ignored is not None else None
+                used = moments.used_places(ignored, reached[source]) if watched and ignored is not None else None
                 one, count = moments.of_inputs(source, a, self.sharing, used)
                 if one is not None:
                     before = inputs[source]
