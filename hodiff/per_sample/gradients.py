@@ -41,7 +41,7 @@ def gradients(
     of $g_i$ still is the gradient of $\ell$. Examples whose targets are all ignored have gradients of 0.
 
     Layers (linear, convolution, embedding, normalization) compute all examples together; other parameters take an
-    evaluation of each example. Both are compared with the gradient of the batch.
+    evaluation of each example, by vmap if it supports the model. Both are compared with the gradient of the batch.
 
     Args:
         model: Function `model(x, inputs)` that returns one tensor with examples along its first dimension; or an

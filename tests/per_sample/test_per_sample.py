@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 import hodiff
 from hodiff import per_sample
+from hodiff.operators.per_example import separate_gradients
 
 # Models of `test_exact_diagonal` whose examples are independent.
 APART = sorted(HARD.keys() - {"batch-norm", "centered", "averaged", "hidden-coupling"})
@@ -153,6 +154,43 @@ def test_fixed_dropout_masks() -> None:
     # The bias of the last layer has the gradient of the outputs; half of the hidden units are dropped.
     dropped = (rows["2.weight"] == 0).all(1).double().mean()
     assert 0.3 < dropped < 0.7
+
+
+class _Scaled(nn.Module):
+    """A layer, and a parameter outside of layers that multiplies a function of an example."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.scale, self.function = (
+            nn.Linear(4, 3).double(),
+            nn.Parameter(torch.randn(3).double()),
+            function,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x) * self.scale)
+
+
+@pytest.mark.parametrize(
+    ("function", "one_by_one_too"),
+    [(torch.tanh, False), (lambda h: h.tanh() if h.sum().item() > -1e9 else h, True)],
+    ids=["vmap", "values-decide"],
+)
+def test_parameters_outside_of_layers_by_vmap_if_it_supports_the_model(
+    function: Any, one_by_one_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, evaluated = _Scaled(function), []
+    example = separate_gradients.SeparateGradients._example
+    monkeypatch.setattr(
+        separate_gradients.SeparateGradients, "_example", lambda self, n: evaluated.append(n) or example(self, n)
+    )
+    problem = model, F.mse_loss, dict(model.named_parameters()), torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    rows = one_by_one(*problem)
+    close(flat(per_sample.gradients(*problem)), flat(rows))
+    close(per_sample.norms(*problem), flat(rows).norm(dim=1))
+    close(per_sample.moments(*problem).second_moment["scale"], rows["scale"].square().mean(0))
+    assert bool(evaluated) == one_by_one_too
 
 
 class _Autocast(nn.Module):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.layers import layer_blocks
 from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.per_example.layer_gradients import LayerGradients, random_cotangent
-from hodiff.operators.per_example.separate_gradients import ColumnsOfOne, SeparateGradients, squares_of
+from hodiff.operators.per_example.separate_gradients import (
+    BatchedGradients,
+    ColumnsOfOne,
+    SeparateGradients,
+    squares_of,
+)
 from hodiff.recompute.reachable import modules_in
 
 
@@ -23,8 +29,8 @@ class ExampleGradients:
     r"""Gradients $J_n^\top u_n$ of the examples of a batch, for cotangents u of the model's outputs.
 
     Parameters of layers follow from the layers' inputs and the gradients of their outputs. Other parameters take an
-    evaluation of each example alone. If that does not reproduce the batch, as with batch norm in training mode, the
-    batch is pulled back with the outputs of one example at a time.
+    evaluation of each example alone, by vmap if the model supports it. If that does not reproduce the batch, as with
+    batch norm in training mode, the batch is pulled back with the outputs of one example at a time.
 
     Args:
         bound: Binds the model at the point, for given inputs.
@@ -64,18 +70,26 @@ class ExampleGradients:
                 f"{function.caller}: model: expected finite outputs, got NaN or infinity; look for the example whose "
                 "inputs or outputs are not finite."
             )
-        self._layers = None if model is None else LayerGradients(self.recorded, model, names, dtype)
-        covered: set[int] = set()
-        if self._layers is not None:
+        everything = range(len(function.leaves))
+        self._layers = self._batched = self._separate = None
+        if model is not None:
+            self._layers = LayerGradients(self.recorded, model, names, dtype)
             self._layers.verify(cotangent_of(self.recorded.outputs))
-            covered = set(self._layers.leaves)
-        self._rest = [i for i in range(len(function.leaves)) if i not in covered]
-        self._separate = None
+        self._rest = self._besides(everything)
+        if self._rest and repeatable:
+            batched = BatchedGradients(self.recorded, bound, inputs, self._rest)
+            self._batched = batched if batched.verified else None
+            self._rest = self._besides(everything)
         if self._rest and repeatable:
             self._separate = SeparateGradients(self.recorded, bound, inputs, self._rest, progress=progress)
         self._caller, self._names = function.caller, list(names)
         self._dtype, self._mixing, self._progress = dtype, mixing, progress
         self.count = 0
+
+    def _besides(self, indices: Iterable[int]) -> list[int]:
+        """Return the parameters that neither formulas nor vmap cover."""
+        covered = {*(self._layers.leaves if self._layers else ()), *(self._batched.verified if self._batched else ())}
+        return [i for i in indices if i not in covered]
 
     @property
     def outputs(self) -> Tensor:
@@ -87,6 +101,7 @@ class ExampleGradients:
         totals = [torch.zeros_like(leaf, dtype=self._dtype) for leaf in self.recorded.leaves]
         if self._layers is not None:
             self._layers.add_squares(columns, chunk_size, totals, progress=self._progress)
+        self._add_batched(columns, chunk_size, totals)
         self.count += len(columns)
         pending = self._add_separate(columns, chunk_size, totals) if self._separate is not None else self._rest
         if not pending:
@@ -111,6 +126,9 @@ class ExampleGradients:
         self._visit_all(visit)
         if self._layers is not None:
             rows |= self._layers.gradients(cotangent)
+        if self._batched is not None:
+            batched = self._batched.gradients(cotangent[None], self._dtype)
+            rows |= {i: each[:, 0] for i, each in batched.items()}
         return [rows[i].reshape(count, *leaf.shape) for i, leaf in enumerate(leaves)]
 
     def squared_norms(self, cotangent: Tensor) -> Tensor:
@@ -122,6 +140,10 @@ class ExampleGradients:
                 total[n] += its.to(self._dtype).square().sum()
 
         self._visit_all(visit)
+        if self._batched is not None:
+            for start, stop, rows in self._batched.pull(cotangent[None]):
+                for each in rows:
+                    total[start:stop] += each.to(self._dtype).square().flatten(1).sum(1)
         return total if self._layers is None else total + self._layers.squared_norms(cotangent)
 
     def _visit_all(self, visit: Callable[[int, Recorded], None]) -> None:
@@ -136,6 +158,15 @@ class ExampleGradients:
                 f"outputs, got gradients of {self._names[pending[0]] or 'x'!r} that differ if an example is evaluated "
                 "alone; look for statistics over the batch, random numbers, or another order of dimensions."
             )
+
+    def _add_batched(self, columns: Columns, chunk_size: int | str | None, totals: list[Tensor]) -> None:
+        if self._batched is None:
+            return
+        size = resolve_chunk_size(chunk_size, len(columns), self._batched.bytes_each, self.outputs.device)
+        for first, last in spans(len(columns), size):
+            for _, _, rows in self._batched.pull(columns.chunk(first, last)):
+                for i, each in zip(self._batched.verified, rows, strict=True):
+                    totals[i] += each.to(self._dtype).square().sum((0, 1))
 
     def _add_separate(self, columns: Columns, chunk_size: int | str | None, totals: list[Tensor]) -> list[int]:
         """Add the squares for parameters outside of layers, and return those for which examples are not separate."""

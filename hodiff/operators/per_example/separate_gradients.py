@@ -1,8 +1,8 @@
-"""Gradients of the examples without layers: each example evaluated alone, or all together with one example's output."""
+"""Gradients of the examples without layers: evaluated by vmap, one by one, or together with one example's output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,134 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.errors import HodiffError
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.per_example.layer_gradients import random_cotangent
 
 # Errors of a model that does not support a batch of one of these inputs.
 _UNFIT = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AttributeError, AssertionError)
+
+
+class BatchedGradients:
+    """Gradients of examples by vmap of reverse mode, which must reproduce the evaluation of the batch.
+
+    Args:
+        recorded: The model's evaluation on the batch.
+        bound: Binds the model at the point for other inputs.
+        inputs: Inputs of the batch; tensors whose length is that of the outputs are split.
+        leaves: Indices of the parameters to differentiate.
+
+    Attributes:
+        verified: The parameters whose gradients add up to those of the batch; empty if vmap does not support the model.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        bound: Callable[[Any], BoundFunction],
+        inputs: Any,
+        leaves: Sequence[int],
+    ):
+        self._recorded, self._bound, self._inputs = recorded, bound, inputs
+        self.verified = list(leaves)
+        sums = _Sums(recorded, leaves)
+        try:
+            for start, stop in self._spans():
+                outputs, rows = self._evaluate(sums.cotangent[None, start:stop], start, stop)
+                if not _agree(outputs, recorded.outputs[start:stop], recorded.rounding):
+                    raise _OtherOutputs
+                sums.add([each[:, 0] for each in rows])
+        except (*_UNFIT, HodiffError, _OtherOutputs):
+            self.verified = []
+            return
+        self.verified = sums.verified()
+
+    def pull(self, cotangents: Tensor) -> Iterator[tuple[int, int, list[Tensor]]]:
+        """Yield first and last example, and their gradients (n, c, *shape) by parameter, for cotangents (c, N, ...)."""
+        for start, stop in self._spans(len(cotangents)):
+            yield start, stop, self._evaluate(cotangents[:, start:stop], start, stop)[1]
+
+    def gradients(self, cotangents: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        """Compute the gradients (N, c, *shape) of all examples."""
+        leaves, count = self._recorded.leaves, self._recorded.outputs.shape[0]
+        found = {
+            i: torch.empty(count, len(cotangents), *leaves[i].shape, dtype=dtype, device=leaves[i].device)
+            for i in self.verified
+        }
+        for start, stop, rows in self.pull(cotangents):
+            for i, each in zip(self.verified, rows, strict=True):
+                found[i][start:stop] = each
+        return found
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of the examples' gradients for one more column."""
+        return self._recorded.graph_bytes + sum(self._recorded.leaves[i].nbytes for i in self.verified)
+
+    def _spans(self, columns: int = 1) -> Iterator[tuple[int, int]]:
+        count = len(self._recorded.outputs)
+        graph = self._recorded.graph_bytes // max(1, count)
+        rows = sum(self._recorded.leaves[i].nbytes for i in self.verified)
+        size = resolve_chunk_size("auto", count, graph + columns * (graph + rows), self._recorded.outputs.device)
+        return iter(spans(count, size))
+
+    def _evaluate(self, cotangents: Tensor, start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+        """Return outputs (n, 1, ...) and gradients (n, c, *shape) of some examples, for cotangents (c, n, ...)."""
+        count, leaves = len(self._recorded.outputs), [each.detach() for each in self._recorded.leaves]
+        flat, spec = pytree.tree_flatten(self._inputs)
+        split = [_is_split(each, count) for each in flat]
+
+        def one(vectors: Tensor, *parts: Tensor) -> tuple[Tensor, list[Tensor]]:
+            given = iter(parts)
+            example = [next(given)[None] if is_part else each for each, is_part in zip(flat, split, strict=True)]
+            function = self._bound(pytree.tree_unflatten(example, spec))
+
+            def outputs_at(chosen: list[Tensor]) -> Tensor:
+                moved = list(leaves)
+                for i, leaf in zip(self.verified, chosen, strict=True):
+                    moved[i] = leaf
+                outputs: Tensor = function(moved, Corrections(lean=True, many=True) if function.correct else None)[0]
+                return outputs
+
+            outputs, pull = torch.func.vjp(outputs_at, [leaves[i] for i in self.verified])
+            return outputs, list(torch.func.vmap(pull)(vectors[:, None])[0])
+
+        parts = [each[start:stop] for each, is_part in zip(flat, split, strict=True) if is_part]
+        found: tuple[Tensor, list[Tensor]] = torch.func.vmap(one, in_dims=(1, *[0] * len(parts)))(cotangents, *parts)
+        return found
+
+
+class _OtherOutputs(Exception):  # noqa: N818 - it leaves a loop
+    pass
+
+
+class _Sums:
+    """Sums of the examples' gradients, for one random cotangent, to compare with those of the batch."""
+
+    def __init__(self, recorded: Recorded, leaves: Sequence[int]):
+        self.cotangent = random_cotangent(recorded.outputs)
+        self._leaves, self._eps = list(leaves), recorded.rounding
+        self._true = recorded.pull_leaves(self.cotangent[None], leaves)
+        self._found = [torch.zeros_like(each) for each in self._true]
+        self._terms = [0.0] * len(leaves)
+
+    def add(self, rows: Sequence[Tensor]) -> None:
+        """Add gradients (n, *shape) of some examples."""
+        for i, each in enumerate(rows):
+            self._found[i] += each.sum(0)
+            self._terms[i] += float(each.reshape(len(each), -1).norm(dim=1).sum())
+
+    def verified(self) -> list[int]:
+        """Return the parameters whose gradients add up."""
+        return [
+            leaf
+            for leaf, its, true, terms in zip(self._leaves, self._found, self._true, self._terms, strict=True)
+            # Rounding is relative to the terms of the sum.
+            if (its - true).norm() <= self._eps**0.5 * true.norm() + min(100 * self._eps, 0.02) * terms
+        ]
 
 
 class SeparateGradients:
@@ -46,25 +167,14 @@ class SeparateGradients:
 
     def each(self, visit: Callable[[int, Recorded], None]) -> list[int]:
         """Evaluate every example, and return the leaves whose gradients add up to those of the batch."""
-        outputs = self._recorded.outputs
-        cotangent = random_cotangent(outputs)
-        true = self._recorded.pull_leaves(cotangent[None], self._leaves)
-        found, norms = [torch.zeros_like(each) for each in true], [0.0] * len(true)
-        eps = self._recorded.rounding
+        outputs, sums = self._recorded.outputs, _Sums(self._recorded, self._leaves)
         for n in tqdm(range(self._count), unit=" examples", disable=not self._progress):
             one = self._example(n)
-            if one is None or not _agree(one.outputs, outputs[n : n + 1], eps):
+            if one is None or not _agree(one.outputs, outputs[n : n + 1], self._recorded.rounding):
                 return []
-            for i, gradient in enumerate(one.pull_leaves(cotangent[None, n : n + 1], self._leaves)):
-                found[i] += gradient
-                norms[i] += float(gradient.norm())
+            sums.add(one.pull_leaves(sums.cotangent[None, n : n + 1], self._leaves))
             visit(n, one)
-        return [
-            leaf
-            for leaf, its, expected, terms in zip(self._leaves, found, true, norms, strict=True)
-            # Rounding is relative to the terms of the sum.
-            if (its - expected).norm() <= eps**0.5 * expected.norm() + min(100 * eps, 0.02) * terms
-        ]
+        return sums.verified()
 
     def _example(self, n: int) -> Recorded | None:
         try:
@@ -77,7 +187,7 @@ def example_of(inputs: Any, n: int, count: int) -> Any:
     """Return the inputs of one example, as a batch of one."""
 
     def part(each: Tensor) -> Tensor:
-        return each[n : n + 1] if each.dim() and len(each) == count else each
+        return each[n : n + 1] if _is_split(each, count) else each
 
     return pytree.tree_map_only(Tensor, part, inputs)
 
@@ -124,6 +234,16 @@ class ColumnsOfOne:
         return self._one
 
 
-def _agree(one: Tensor, expected: Tensor, eps: float) -> bool:
-    """Whether the outputs of an example are those that it has in the batch."""
-    return one.shape == expected.shape and bool((one - expected).norm() <= eps**0.5 * (1 + expected.norm()))
+def _is_split(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
+
+
+def _agree(found: Tensor, expected: Tensor, eps: float) -> bool:
+    """Whether the outputs of examples are those that they have in the batch."""
+    found = found.reshape(expected.shape) if found.numel() == expected.numel() else found
+    if found.shape != expected.shape:
+        return False
+    apart, size = (
+        (each.flatten(1) if each.dim() > 1 else each[:, None]).norm(dim=1) for each in (found - expected, expected)
+    )
+    return bool((apart <= eps**0.5 * (1 + size)).all())

@@ -13,6 +13,7 @@ from hodiff.corrections.mechanism.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 
 # With fewer channels, along which the kernel vectorises, the channels-last layout gains nothing.
 _CHANNELS = 16
@@ -27,6 +28,7 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
         and input.device.type == "cpu"
         and input.dim() == 4
         and input.shape[1] >= _CHANNELS
+        and not is_batched_by_any(input)  # vmap has no such layout
     )
 
 
