@@ -103,7 +103,7 @@ class BatchedGradients:
                 outputs: Tensor = function(moved, Corrections(lean=True, many=True) if function.correct else None)[0]
                 return outputs
 
-            outputs, pull = torch.func.vjp(outputs_at, [leaves[i] for i in self.verified])
+            outputs, pull = torch.func.vjp(outputs_at, [leaves[i] for i in self.verified])[:2]
             return outputs, list(torch.func.vmap(pull)(vectors[:, None])[0])
 
         parts = [each[start:stop] for each, is_part in zip(flat, split, strict=True) if is_part]
