@@ -119,8 +119,8 @@ def _sigmoid(input: Tensor) -> Any:
 
 @loses_tails(*forms_of("tanh"), reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
-    if _is_far(input):
-        return _tanh_of_complex(input)
+    if input.is_complex():
+        return _tanh_of_complex(input) if _is_far(input) else UNNEEDED
     return Tanh.call(input) if _exceeds_either_way(input, _COMMON_LIMIT) else UNNEEDED
 
 
