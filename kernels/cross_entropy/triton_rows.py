@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_SIZES = ("rows", "columns", "first", "lse_step", "g_step", "mean_step", "g_t_step", "target_step")
+# Compiled code depends on whether rows begin at multiples of 16 numbers, and on no other size.
+_SIZES = ("rows", "first", "lse_step", "g_step", "mean_step", "g_t_step", "target_step")
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -61,7 +62,8 @@ def terms_pass(
             whole += tl.sum(numbers, 1)
     if z_t is None:
         shift = tl.where(tl.abs(top) == float("inf"), 0.0, top)
-        total = shift + tl.log(total)
+        # The interpreter warns of log(0).
+        total = tl.where(total == 0.0, float("-inf"), shift + tl.log(tl.where(total == 0.0, 1.0, total)))
     label = tl.load(target + row * target_step, mask=inside, other=IGNORE)
     place = label - first
     hit = inside & (label != IGNORE) & (place >= 0) & (place < columns)
@@ -108,7 +110,7 @@ def cotangent_pass(
     label = tl.load(target + row * target_step, mask=inside, other=IGNORE)
     hit = (column[None, :] == (label - first)[:, None]) & (label != IGNORE)[:, None]
     scale = tl.load(g + row * g_step, mask=inside, other=0.0)[:, None]
-    p = tl.exp(tl.load(z + at, mask=here, other=0.0) - tl.load(lse + row * lse_step, mask=inside, other=0.0)[:, None])
+    p = tl.exp(tl.load(z + at, mask=here, other=float("-inf")) - tl.load(lse + row * lse_step, mask=inside, other=0.0)[:, None])
     if out is not None:
         value = scale * p + tl.where(hit, tl.load(g + row * g_step + 1, mask=inside, other=0.0)[:, None], 0.0)
         if SMOOTHED:
