@@ -34,15 +34,7 @@ def is_rounded(like: Tensor) -> bool:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Compute `a @ b` for matrices, in float32 or wider; a float32 factor of a 16-bit one is rounded if `UNITS` says so.
-
-    Args:
-        a: Matrix (m, p).
-        b: Matrix (p, n).
-
-    Returns:
-        Matrix (m, n).
-    """
+    """Compute `a @ b` for matrices, in float32 or wider; `UNITS` tells whether a float32 factor is rounded."""
     narrow = a if a.dtype in NARROW else b
     chosen = UNITS.get((narrow.device.type, narrow.dtype))
     if chosen is None or not (chosen or a.dtype is b.dtype) or not a.shape[1]:

@@ -16,8 +16,8 @@ from benchmarks.report import table
 from benchmarks.workloads.attention_kernels import ARCHITECTURES, Driver, resources
 
 TEXT = """\
-Compiled by Triton {triton} and its ptxas for sm_{architecture}; nothing was run. `result` is the dtype of the cotangents,
-`spilled` the local memory of a thread in bytes, `shared` the shared memory of a program in bytes."""
+Compiled by Triton {triton} and its ptxas for sm_{architecture}; nothing was run. `result` is the dtype of the
+cotangents, `spilled` the local memory of a thread in bytes, `shared` the shared memory of a program in bytes."""
 
 
 class Kernel(NamedTuple):

@@ -21,7 +21,7 @@ DEVICES = ["cuda"]
 class Target(NamedTuple):
     """The targets of the rows (rows, 1), the class that does not count, and the first class of the tile."""
 
-    index: Tensor
+    labels: Tensor
     ignore: int
     first: int
 

@@ -22,7 +22,7 @@ _INTERPRETED = Tile(2, 4, 1, 1)
 def terms(z: Tensor, z_t: Tensor | None, lse: Tensor | None, target: Target, out: Tensor, smoothed: bool) -> None:
     """Launch `terms_pass`."""
     known = None if lse is None else _numbers(lse)
-    arguments = (z, z_t, known, target.index, out, *z.shape, target.first, _step(known), _step(target.index))
+    arguments = (z, z_t, known, target.labels, out, *z.shape, target.first, _step(known), _step(target.labels))
     _launch("terms", terms_pass, arguments, target, smoothed, z)
 
 
@@ -39,8 +39,8 @@ def cotangent(
     z = tiles[0]
     g, g_t = (None if each is None else _numbers(each) for each in cotangents)
     lse, mean = _numbers(lse), None if mean is None else _numbers(mean)
-    steps = (_step(each) for each in (lse, g, mean, g_t, target.index))
-    arguments = (*tiles, lse, g, mean, g_t, target.index, *results, *z.shape, target.first, *steps)
+    steps = (_step(each) for each in (lse, g, mean, g_t, target.labels))
+    arguments = (*tiles, lse, g, mean, g_t, target.labels, *results, *z.shape, target.first, *steps)
     _launch("cotangent", cotangent_pass, arguments, target, smoothed, z)
 
 

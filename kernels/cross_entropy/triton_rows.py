@@ -110,7 +110,9 @@ def cotangent_pass(
     label = tl.load(target + row * target_step, mask=inside, other=IGNORE)
     hit = (column[None, :] == (label - first)[:, None]) & (label != IGNORE)[:, None]
     scale = tl.load(g + row * g_step, mask=inside, other=0.0)[:, None]
-    p = tl.exp(tl.load(z + at, mask=here, other=float("-inf")) - tl.load(lse + row * lse_step, mask=inside, other=0.0)[:, None])
+    p = tl.exp(
+        tl.load(z + at, mask=here, other=float("-inf")) - tl.load(lse + row * lse_step, mask=inside, other=0.0)[:, None]
+    )
     if out is not None:
         value = scale * p + tl.where(hit, tl.load(g + row * g_step + 1, mask=inside, other=0.0)[:, None], 0.0)
         if SMOOTHED:

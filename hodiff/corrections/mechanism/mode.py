@@ -123,8 +123,9 @@ class Corrections(RuleMode):
         if cast is None:
             result = self._by_rule(correction, operands, named, compiling)
         else:
+            operands, named = cast[0]
             with without_autocast(cast[1]):
-                result = self._by_rule(correction, *cast[0], compiling)
+                result = self._by_rule(correction, operands, named, compiling)
         if isinstance(result, Exception):
             # Errors of the rule itself, or about tangents without memory, which transforms catch and retry.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
@@ -177,9 +178,11 @@ class Corrections(RuleMode):
         # A compiler fuses the passes that lean rules save, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
-        # All functions with a least size name their first argument `input`.
+        # All functions with a least size or devices name their first argument `input`.
         least = correction.least_elements
         first = args[0] if args else kwargs.get("input")
+        if correction.devices and isinstance(first, Tensor) and first.device.type not in correction.devices:
+            return False
         return self.many or not least or (isinstance(first, Tensor) and first.numel() >= least)
 
 

@@ -24,7 +24,6 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
         and not return_indices
         and len(arguments) < 6
         and input.dtype in (torch.float32, torch.float64)
-        and input.device.type == "cpu"
         and input.dim() == 4
         and input.shape[1] >= _CHANNELS
     )
@@ -37,6 +36,7 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
     reason="torch's kernel is vectorised only if channels are the innermost dimension",
     covers=_gains,
     least_elements=2**16,
+    devices=("cpu",),
 )
 def _max_pool2d(input: Tensor, *arguments: Any, return_indices: bool = False, **options: Any) -> Tensor:
     del return_indices

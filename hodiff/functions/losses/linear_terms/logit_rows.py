@@ -100,7 +100,7 @@ def curvature(
     lse: Tensor | None,
     u: Any,
     cotangents: tuple[Tensor, Tensor | None],
-    z_t: Tensor | None,
+    z_t: Any,
     mean_t: Any,
     needs_z_bar: bool,
 ) -> tuple[Any, Tensor]:

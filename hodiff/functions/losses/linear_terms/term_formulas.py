@@ -209,9 +209,7 @@ def _factor(first: int | None, t: Tensor) -> Tensor:
     return wide(t) if first is None else factor(t)
 
 
-def _products(
-    wanted: tuple[bool, ...], first: int | None, x: Tensor, w: Tensor, s_bar: Tensor
-) -> tuple[Any, ...]:
+def _products(wanted: tuple[bool, ...], first: int | None, x: Tensor, w: Tensor, s_bar: Tensor) -> tuple[Any, ...]:
     by_bias = s_bar.sum(-2, dtype=wide(s_bar[:0]).dtype).unsqueeze(-1) if wanted[2] else None
     if first is not None and is_rounded(w):
         s_bar = s_bar.to(w.dtype)  # once for both products
