@@ -18,11 +18,7 @@ _REMEDY = "nothing has changed; call zero_grad() and leave this batch out, or mu
 
 
 def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_from: float | None = None) -> list[float]:
-    """Raise on NaN, infinity, and numbers above `squares_from` whose squares overflow or vanish.
-
-    Returns:
-        The norms of the tensors that have elements; one may be 0 or infinite because squares leave the range.
-    """
+    """Return norms of tensors with elements; raise on NaN, infinity, and squares from `squares_from` out of range."""
     tensors = [each for each in tensors if each.numel() and (each.is_floating_point() or each.is_complex())]
     # One multi-tensor operator computes all norms. They decide, except where squares may leave the range of the dtype.
     norms = _floats(many.norm(tensors)) if tensors else []

@@ -7,8 +7,8 @@ import pytest
 import torch
 from slow_cases import slow_except
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 
 import hodiff
 from hodiff.corrections.mechanism.registry import CORRECTIONS
