@@ -80,6 +80,7 @@ small:
 
 # The tests that a GPU can change; without one, in Triton's interpreter.
 test-gpu: $(INSTALLED)
+	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('test-gpu: torch finds no CUDA device; tests run in the interpreter of Triton, or are skipped.')"
 	$(BIN)/python -m pytest -n 0 -m gpu tests/kernels tests/functions
 
 # JAX, folx and curvlinops race in an environment of their own, as they clash with the pinned torch; `make bench` adds rows.

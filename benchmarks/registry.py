@@ -26,6 +26,7 @@ from benchmarks.workloads import (
     hvp,
     jacobian,
     linear_losses,
+    loss_kernels,
     meta,
     minimize,
     operators,
@@ -185,6 +186,7 @@ TALLIES = {
     "attention_kernels": Tally(
         "registers and instructions of attention on a GPU, as compiled", attention_kernels.sections
     ),
+    "loss_kernels": Tally("registers of passes over rows of logits on a GPU, as compiled", loss_kernels.sections),
     "sparse": Tally("sparse Hessians, their stages, and dense ones beside", sparse.sections, sparse.draw),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "sharded": Tally("products of models that are sharded over ranks: bytes, memory, time", sharded.sections),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -19,6 +21,7 @@ from benchmarks.optimizers import Run, loop
 from benchmarks.torch_ways import double_backward, gradient
 from benchmarks.workloads import linear_losses
 from hodiff import functions, optim
+from hodiff.corrections.mechanism.registry import CORRECTIONS, Correction
 from hodiff.operators import GaussNewtonOperator, HessianOperator
 
 
@@ -87,6 +90,24 @@ def language(small: bool) -> None:
     torch.set_float32_matmul_precision(precision)
 
 
+@contextmanager
+def rules_of_cpus() -> Iterator[None]:
+    """Use rules that were measured to be faster on CPUs on every device, to measure them here."""
+    everywhere, as_measured = _rules_by_device()
+    CORRECTIONS.update(everywhere)
+    try:
+        yield
+    finally:
+        CORRECTIONS.update(as_measured)
+
+
+@cache
+def _rules_by_device() -> tuple[dict[Any, Correction], dict[Any, Correction]]:
+    """Return rules that name devices, without and with the devices."""
+    named = {function: each for function, each in CORRECTIONS.items() if each.devices}
+    return {function: replace(each, devices=()) for function, each in named.items()}, named
+
+
 def _products(title: str, model: nn.Module, inputs: Tensor, classes: int) -> None:
     """Compare products of hodiff with torch's and, if it is installed, curvlinops'."""
     model = model.to(DEVICE)
@@ -101,11 +122,23 @@ def _products(title: str, model: nn.Module, inputs: Tensor, classes: int) -> Non
 
     hessian = HessianOperator(loss, x)
     gauss_newton = GaussNewtonOperator(model, cross_entropy, x, inputs, targets)
+    of_cpus = HessianOperator(loss, x)
+
+    def one_product() -> Any:
+        with rules_of_cpus():
+            return hodiff.hvp(loss, x, v)
+
+    def later_product() -> Any:
+        with rules_of_cpus():
+            return of_cpus @ v
+
     contestants: dict[str, Callable[[], Any]] = {
         "torch, gradient": lambda: gradient(loss, x),
         "torch, double backward": lambda: double_backward(loss, x, v),
         "hodiff.hvp": lambda: hodiff.hvp(loss, x, v),
+        "hodiff.hvp, rules that are faster on CPUs": one_product,
         "HessianOperator, later products": lambda: hessian @ v,
+        "HessianOperator, later products, rules that are faster on CPUs": later_product,
         "GaussNewtonOperator, later products": lambda: gauss_newton @ v,
     }
     if find_spec("curvlinops") is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -32,9 +33,11 @@ def tensors_alone() -> AbstractContextManager[Any]:
 
 def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Offer a call to tensor-like leaves and to the running pass; return the result, or NotImplemented."""
-    for each in _leaves((args, kwargs)):
-        if stands_for_tensor(each):
-            return each.__torch_function__(function, (type(each),), args, kwargs)
+    each = _stand_in(args)
+    if each is None and kwargs:
+        each = _stand_in(kwargs.values())
+    if each is not None:
+        return each.__torch_function__(function, (type(each),), args, kwargs)
     running = running_pass()
     if running is not None:
         return running.call_closing_over(function, args, kwargs)
@@ -42,15 +45,24 @@ def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return NotImplemented if result is None else result
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from _leaves(each)
-    elif isinstance(tree, dict):
-        for each in tree.values():
-            yield from _leaves(each)
-    elif type(tree) is not Tensor:
-        yield tree
+# Types of most leaves of trees, none of which stands for a tensor.
+_ORDINARY_LEAVES = frozenset({Tensor, torch.nn.Parameter, FunctionType, int, float, bool, str, type(None)})
+
+
+def _stand_in(values: Iterable[Any]) -> Any:
+    """Return the first tensor-like leaf of some trees, or None."""
+    for each in values:
+        if type(each) in _ORDINARY_LEAVES:
+            continue
+        if isinstance(each, (tuple, list)):
+            found = _stand_in(each)
+        elif isinstance(each, dict):
+            found = _stand_in(each.values())
+        else:
+            found = each if stands_for_tensor(each) else None
+        if found is not None:
+            return found
+    return None
 
 
 def overridable_in_trees(function: F) -> F:
@@ -67,16 +79,20 @@ def overridable_in_trees(function: F) -> F:
     return cast(F, of_hodiff(offered))
 
 
+# Types of most arguments, which are not searched for tensor-like elements.
+_ORDINARY = _ORDINARY_LEAVES | {torch.Size, tuple, list}
+
+
 def overridable(function: F) -> F:
     """Decorate a function so that tensor-like arguments handle its calls by `__torch_function__`."""
 
     @functools.wraps(function)
     def offered(*args: Any, **kwargs: Any) -> Any:
         for each in args:
-            if type(each) is not Tensor and stands_for_tensor(each):
+            if type(each) not in _ORDINARY and stands_for_tensor(each):
                 return each.__torch_function__(offered, (type(each),), args, kwargs)
         for each in kwargs.values():
-            if type(each) is not Tensor and stands_for_tensor(each):
+            if type(each) not in _ORDINARY and stands_for_tensor(each):
                 return each.__torch_function__(offered, (type(each),), args, kwargs)
         if torch.compiler.is_compiling() or (result := by_tensor_rule(offered, args, kwargs)) is None:
             return function(*args, **kwargs)

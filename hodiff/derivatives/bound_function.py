@@ -276,7 +276,9 @@ def bind(
     flat = [flatten_primals(args[position], caller, name or f"argument {position}", **also) for position in positions]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]
     sharded = None
-    if not torch.compiler.is_compiling() and any_distributed(leaves):
+    # Ordinary tensors need no look at their subclasses.
+    special = not torch.compiler.is_compiling() and set(map(type, leaves)) != {Tensor}
+    if special and any_distributed(leaves):
         sharded = ShardedPoint.of(caller, leaves, partial(modules_in, f, *args, *(kwargs or {}).values()))
         if sharded is not None and not sharded_too:
             sharded.require_dtensors(caller)
@@ -289,7 +291,7 @@ def bind(
                 )
             sharded = sharded.weighted(weight)
             leaves = [sharded.local(leaf, i) for i, leaf in enumerate(leaves)]
-    subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}
+    subclassed = {i: x for i, x in enumerate(leaves) if is_of_subclass(x)} if special else {}
     for place, leaf in subclassed.items():
         leaves[place] = as_plain(leaf)
     specs = tuple([spec for _, spec in flat])

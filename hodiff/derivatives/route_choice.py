@@ -135,8 +135,13 @@ def refused(caller: str, remedy: str = _CHECK) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not unavailable(error):
-            raise
+        raise_if_unavailable(error, caller, remedy)
+        raise
+
+
+def raise_if_unavailable(error: Exception, caller: str, remedy: str = _CHECK) -> None:
+    """Raise a `RouteError` for an error that torch raises for a missing derivative."""
+    if unavailable(error):
         reason = str(error).strip().splitlines()[0].rstrip(".")
         # Explained errors include their own remedy.
         said = _explanation(error) or f"{reason}; {_instead(error) or remedy}"

@@ -17,8 +17,8 @@ from hodiff.torch_internals import many_tensors as many
 _REMEDY = "nothing has changed; call zero_grad() and leave this batch out, or multiply the loss by a number"
 
 
-def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_from: float | None = None) -> None:
-    """Raise on NaN, infinity, and numbers above `squares_from` whose squares overflow or vanish."""
+def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_from: float | None = None) -> list[float]:
+    """Return norms of tensors with elements; raise on NaN, infinity, and squares from `squares_from` out of range."""
     tensors = [each for each in tensors if each.numel() and (each.is_floating_point() or each.is_complex())]
     # One multi-tensor operator computes all norms. They decide, except where squares may leave the range of the dtype.
     norms = _floats(many.norm(tensors)) if tensors else []
@@ -35,6 +35,7 @@ def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_fr
             )
         if squares_from is not None and largest > squares_from and not _has_square(tensor.dtype, largest):
             raise _out_of_range(caller, what, tensor, largest)
+    return norms
 
 
 def require_norms(caller: str, pairs: Sequence[tuple[Tensor, float]]) -> None:

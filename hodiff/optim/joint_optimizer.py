@@ -41,7 +41,7 @@ class JointOptimizer(Optimizer):
         first = [p for group in self.param_groups[:1] for p in group["params"][:1]]
         return any(is_sharded(p) or (self._ranks.group is not None and is_distributed(p)) for p in first)
 
-    def agree(self, require: Callable[[], None]) -> None:
+    def agree(self, require: Callable[[], object]) -> None:
         """Run a check of this rank's numbers; raise on all ranks if it raises on one, where ranks' numbers differ."""
         if not self.sharded or self._ranks.size == 1:
             require()

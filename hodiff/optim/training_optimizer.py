@@ -23,8 +23,9 @@ from hodiff.optim.settings import require_settings
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
 
-# For a tensor of this size the call takes little of the time, and joint temporaries need much memory.
-_LARGE = 2**16
+# For a tensor of this size the call takes little of the time, and joint temporaries need much memory. Other devices
+# than the CPU take longer to start an operator, and less time for its arithmetic; they were not timed.
+_LARGE = {"cpu": 2**16, "accelerator": 2**20}
 
 Pair = tuple[Tensor, Tensor]
 
@@ -42,6 +43,11 @@ def is_plain(parameter: Tensor) -> bool:
     return type(parameter) in {Tensor, nn.Parameter}
 
 
+def large_size(parameter: Tensor) -> int:
+    """Number of elements from which tensors on the parameter's device step alone."""
+    return _LARGE["cpu" if parameter.device.type == "cpu" else "accelerator"]
+
+
 def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Group parameters and gradients by dtype and device; parameters that step alone have lists of their own."""
     wanted = group.get("foreach")
@@ -49,7 +55,7 @@ def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
     lists: dict[Any, list[Pair]] = {}
     for pair in pairs:
         parameter = pair[0]
-        joins = not alone and is_plain(parameter) and (wanted or parameter.numel() < _LARGE)
+        joins = not alone and is_plain(parameter) and (wanted or parameter.numel() < large_size(parameter))
         lists.setdefault((parameter.dtype, parameter.device) if joins else id(parameter), []).append(pair)
     return list(lists.values())
 

@@ -130,9 +130,9 @@ class Recording(Generic[T]):
         if graph and self.functions:
             return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
         # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
-        with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
-            seeds = map(torch.ones_like, outputs) if cotangents is None else cotangents
-            return gradients_of(outputs, self.operands, tuple(seeds), keep=keep or graph, graph=graph)
+        with torch.enable_grad() if graph and not torch.is_grad_enabled() else nullcontext():
+            seeds = tuple(map(torch.ones_like, outputs)) if cotangents is None else cotangents
+            return gradients_of(outputs, self.operands, seeds, keep=keep or graph, graph=graph)
 
     def _watched_gradients(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, curved: bool

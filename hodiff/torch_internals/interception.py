@@ -16,13 +16,13 @@ from torch.nn.attention import flex_attention as room
 from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from hodiff.torch_internals.autograd.grad_mode import dispatch_mode_count as dispatch_mode_count
 from hodiff.torch_internals.tensors import is_zero_without_memory, stands_for_tensor
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 # The function that `Function.apply` calls inside `torch.func` transforms; modes see it as `(function, *inputs)`.
 apply_in_transform: Callable[..., Any] = custom_function_call
-dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # Whether a function asks the subclasses among its arguments; False while a subclass runs torch's own function.
 subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 

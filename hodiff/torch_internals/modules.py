@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +37,21 @@ RunningNorm = _NormBase
 Dropout = _DropoutNd
 # Attributes that a recurrent layer recomputes whenever one of its parameters is set.
 MADE_OF_PARAMETERS = {"_flat_weights", "_flat_weight_refs"}
+
+
+def in_flatten_parameters() -> bool:
+    """Whether a recurrent layer that moves its weights together, as cuDNN wants them, makes this call."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(10):
+        if frame is None:
+            return False
+        if frame.f_code is _FLATTENS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_FLATTENS = nn.RNNBase.flatten_parameters.__code__
 
 
 class _ScriptTable(MutableMapping[str, Any]):

@@ -188,6 +188,7 @@ NAMES = (
     "torch._ops",
     "torch._ops.OpOverload",
     "torch._ops.OpOverloadPacket",
+    "torch._ops.mode_stack_state_for_pre_dispatch",
     "torch._pack_padded_sequence",
     "torch._pad_packed_sequence",
     "torch._remove_batch_dim",

@@ -56,6 +56,7 @@ def test_list_option_prints_all_workloads(monkeypatch: pytest.MonkeyPatch, capsy
         "taylor_memory",
         "attention_precision",
         "attention_kernels",
+        "loss_kernels",
         "sparse",
         "footprints",
         "sharded",

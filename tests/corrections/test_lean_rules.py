@@ -10,6 +10,7 @@ from torch import nn
 
 import hodiff
 from hodiff.corrections import Corrections
+from hodiff.corrections.mechanism.registry import listed_corrections
 
 
 def nodes(tensor):
@@ -190,3 +191,28 @@ def test_products_compute_no_gradient_by_constant_images():
         hodiff.hvp(loss, parameters, parameters)
     calls = {event.key: event.count for event in profile.key_averages()}
     assert calls["aten::convolution_backward"] == 2  # by the weight: for the gradient, and for its pullback
+
+
+def test_rules_that_are_only_faster_name_the_devices_on_which_they_were_measured():
+    """On other devices torch's way is taken; `mends` says where torch is wrong, on every device."""
+    faster = {each.name: each.devices for each in listed_corrections() if each.kind == "slow" or each.lean is not None}
+    assert set(faster) >= {"torch.nn.functional.conv2d", "torch.nn.functional.relu", "torch.nn.functional.silu"}
+    assert set(faster.values()) == {("cpu",)}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_other_devices_take_torchs_way(many):
+    def names_on(device):
+        x = torch.ones(2, 16, 64, 64, device=device, requires_grad=True)
+        weight = torch.ones(16, 16, 1, 1, device=device)
+        with Corrections(lean=True, many=many):
+            results = (F.relu(x), F.conv2d(x, weight), F.max_pool2d(x, 2), F.rms_norm(x, (64,)), F.silu(x))
+            return [each.grad_fn.name() for each in results]
+
+    # The device "meta" stands for one that was not measured.
+    torchs = ["ReluBackward0", "ConvolutionBackward0", "MaxPool2DWithIndicesBackward0", "FusedRmsNormBackward0"]
+    assert names_on("meta")[:3] == torchs[:3]
+    assert names_on("meta")[4] == "SiluBackward0"
+    own = names_on("cpu")
+    assert not set(own[:4]) & set(torchs)
+    assert (own[4] != "SiluBackward0") == many

@@ -11,8 +11,10 @@ ptxas = pytest.importorskip("triton.backends.nvidia", reason="triton without ptx
 
 # These import triton, which may be missing.
 from benchmarks.report import RESULTS  # noqa: E402
+from benchmarks.workloads import loss_kernels  # noqa: E402
 from benchmarks.workloads.attention_kernels import ARCHITECTURES, HEADS, compiled  # noqa: E402
 from hodiff.kernels.attention.triton_blocks import chosen  # noqa: E402
+from hodiff.kernels.cross_entropy import triton_launches  # noqa: E402
 
 # Bytes of shared memory of a program. 80 stands for all GPUs but Hopper, and most of them have less than an A100.
 SHARED = {80: 99 * 1024, 90: 227 * 1024}
@@ -69,3 +71,29 @@ def test_kernels_compile_without_spills(architecture, dtype, head, tmp_path, mon
         plain = each.kernel != "row_products" and not each.call.endswith("all options")
         if architecture == 90 and dtype == "bfloat16" and plain:
             assert each.wgmma > 0, each
+
+
+def require_rows(kernels):
+    """Raise if a pass over rows of logits spills, has another tile than it is launched with, or is missing."""
+    assert {each["kernel"] for each in kernels} == {"terms_pass", "cotangent_pass"}
+    assert {each["call"] for each in kernels} == {"value", "tangent", "gradient", "second order"}
+    for each in kernels:
+        tile = triton_launches.TILES[each["kernel"].removesuffix("_pass")]
+        assert (each["rows"], each["columns"], each["warps"]) == tile[:3]
+        # With at most 96 registers, a multiprocessor holds 20 warps, enough to hide the latency of memory.
+        assert each["spilled"] == 0
+        assert each["registers"] <= 96
+
+
+def test_committed_table_of_passes_over_logits_has_no_spills():
+    parts = json.loads((RESULTS / "loss_kernels.json").read_text(encoding="utf-8"))["parts"]
+    assert set(parts) == {f"sm_{architecture}" for architecture in ARCHITECTURES}
+    for kernels in parts.values():
+        require_rows(kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_passes_over_logits_compile_without_spills(architecture, tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "TRITON_CACHE_DIR", str(tmp_path))
+    require_rows([each._asdict() for each in loss_kernels.compiled(architecture)])

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hodiff.optim import ENGD, SPRING
+
 aten = torch.ops.aten
 # Operators whose results, or whose results' shapes, are on the host.
 READING = {aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten.allclose}
@@ -115,3 +117,19 @@ def test_number_of_reads_does_not_grow_with_layers(name):
         return found
 
     assert count(2) == count(5)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(ENGD, 4), (SPRING, 5)])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_steps_of_solvers_of_samples_read_few_numbers(kind, most, layers):
+    """Every step solves: it reads the loss, whether numbers, factors and directions are finite, and a norm to bound."""
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)), nn.Linear(3, 1)).double()
+    samples = torch.randn(6, 3, dtype=torch.float64)
+    if kind is ENGD:
+        optimizer = ENGD(network, line_search_fn=None)
+        found = [reads(lambda: optimizer.step((network, samples))) for _ in range(3)]
+    else:
+        optimizer = SPRING(network)
+        found = [reads(lambda: optimizer.step(network, samples, samples.sum(1))) for _ in range(3)]
+    assert max(found) <= most

@@ -121,16 +121,19 @@ class Corrections(RuleMode):
             return func(*args, **kwargs)
         cast = None if compiling or not autocasts() else cast_by_autocast(correction.name, (operands, named))
         if cast is None:
-            result = self._by_rule(correction, operands, named)
+            result = self._by_rule(correction, operands, named, compiling)
         else:
+            operands, named = cast[0]
             with without_autocast(cast[1]):
-                result = self._by_rule(correction, *cast[0])
+                result = self._by_rule(correction, operands, named, compiling)
         if isinstance(result, Exception):
             # Errors of the rule itself, or about tangents without memory, which transforms catch and retry.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
                 raise result
             func(*args, **kwargs)  # torch's own error, for arguments that torch does not accept either
             raise result
+        if result is UNNEEDED:
+            return func(*args, **kwargs)
         if type(result) is Declined:
             return self.declined(correction, result, func, args, kwargs)
         if type(result) is Redirected:
@@ -141,12 +144,12 @@ class Corrections(RuleMode):
             raise _without_value(correction, func)
         return result
 
-    def _by_rule(self, correction: Correction, args: Any, kwargs: Any) -> Any:
+    def _by_rule(self, correction: Correction, args: Any, kwargs: Any, compiling: bool) -> Any:
         if correction.lean is not None and self._is_worth_it(correction, args, kwargs):
             result = correction.lean(*args, **kwargs)
             if type(result) is not Declined:
                 return result
-        return correction.rule(*args, **kwargs) if is_compiling() else _attempt(correction, args, kwargs)
+        return correction.rule(*args, **kwargs) if compiling else _attempt(correction, args, kwargs)
 
     def _constant(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call where derivatives are switched off, and detach its result."""
@@ -175,9 +178,11 @@ class Corrections(RuleMode):
         # A compiler fuses the passes that lean rules save, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
-        # All functions with a least size name their first argument `input`.
+        # All functions with a least size or devices name their first argument `input`.
         least = correction.least_elements
         first = args[0] if args else kwargs.get("input")
+        if correction.devices and isinstance(first, Tensor) and first.device.type not in correction.devices:
+            return False
         return self.many or not least or (isinstance(first, Tensor) and first.numel() >= least)
 
 

@@ -40,6 +40,7 @@ class Correction:
         routes: The routes with that fault; empty for "slow".
         reference: Source of the rule.
         least_elements: Size of the first argument below which the rule is faster only for many directions at once.
+        devices: Kinds of devices on which a rule that is only faster was measured to be faster; none means all.
         mended: The version of torch whose own derivatives are right, or "".
         mends: Takes the arguments and returns whether a "slow" rule is needed, as torch's derivatives are wrong.
         lean: A second rule that is only faster, for one that is not "slow": called first where it is faster.
@@ -53,6 +54,7 @@ class Correction:
     routes: tuple[str, ...] = ()
     reference: str = ""
     least_elements: int = 0
+    devices: tuple[str, ...] = ()
     mended: str = ""
     mends: Callable[..., bool] | None = None
     lean: Callable[..., Any] | None = None
@@ -91,6 +93,7 @@ def register(
     covers: Callable[..., bool] | None = None,
     name: str | None = None,
     least_elements: int = 0,
+    devices: Sequence[str] = (),
     mended: str = "",
     mends: Callable[..., bool] | None = None,
     lean: Callable[..., Any] | None = None,
@@ -112,6 +115,8 @@ def register(
         covers: Takes the arguments and returns whether the rule is needed; if not, torch's function runs.
         name: Name of the function in the table; by default torch's own name.
         least_elements: Size of the first argument from which a "slow" rule is faster for a single direction.
+        devices: Kinds of devices, such as `("cpu",)`, on which a rule that is only faster is faster: on others, torch's
+            function runs. None means all devices.
         mended: The version of torch from which the derivatives are right, such as "2.15": the rule is not used there.
         mends: Takes the arguments and returns whether a "slow" rule is needed wherever corrections are active.
         lean: A second rule that is only faster, which hodiff's own transforms call first where it is faster.
@@ -123,8 +128,8 @@ def register(
         `NotImplemented` means `UNNEEDED`.
 
     Raises:
-        InputError: If no function is given, a function is not callable, or the kind, a route, the least size or the
-            version is invalid.
+        InputError: If no function is given, a function is not callable, or the kind, a route, the least size, a device
+            or the version is invalid.
 
     Example:
         >>> import torch, hodiff
@@ -137,7 +142,7 @@ def register(
         >>> hodiff.corrections.unregister(torch.lerp)
     """
     _require_functions("register", functions)
-    _require_options(kind, routes, least_elements, mended)
+    _require_options(kind, routes, least_elements, devices, mended)
     title = name or name_of(functions[-1])
 
     def enter(rule: Rule) -> Rule:
@@ -146,7 +151,8 @@ def register(
         # hodiff's own rules do not call themselves.
         inside = _outermost(rule) if _OWN else rule
         inside = inside if covers is None else _declining(inside, covers)
-        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended, mends, lean)
+        speed = (least_elements, tuple(devices))
+        entry = Correction(title, inside, kind, reason, tuple(routes), reference, *speed, mended, mends, lean)
         for function in dict.fromkeys(functions):
             _ENTERED.setdefault(function, []).append(entry)
             _put_in_force(function)
@@ -186,11 +192,13 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
     return declining
 
 
-def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -> None:
+def _require_options(kind: Any, routes: Any, least_elements: Any, devices: Any, mended: Any) -> None:
     require_choice("register", "kind", kind, KINDS)
     if isinstance(routes, str) or not all(each in ROUTES for each in routes):
         raise InputError(f"register: routes: expected some of hodiff.ROUTES, which are {ROUTES}, got {routes!r}.")
     require_int("register", "least_elements", least_elements, 0)
+    if isinstance(devices, str) or not all(isinstance(each, str) for each in devices):
+        raise InputError(f'register: devices: expected kinds of devices, such as ("cpu",), got {devices!r}.')
     if not isinstance(mended, str) or (mended and not re.fullmatch(r"\d+(\.\d+)+", mended)):
         raise InputError(
             f'register: mended: expected a version of torch such as "2.15", or "" for none, got {mended!r}.'

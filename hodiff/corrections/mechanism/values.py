@@ -58,7 +58,7 @@ def numbers_of(x: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or in_fx_trace() or in_jit_trace():
         return None
     plain = below_transforms(x)
-    return plain.detach() if type(plain) in _PLAIN and plain.device.type != "meta" and plain.numel() else None
+    return plain.detach() if type(plain) in _PLAIN and not plain.is_meta and plain.numel() else None
 
 
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

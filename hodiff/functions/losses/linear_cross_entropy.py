@@ -44,13 +44,16 @@ def linear_cross_entropy(
     and derivatives, whatever their values.
 
     At every order, the arguments and their derivatives dominate memory: logits exist for tiles of at most 2²¹ numbers
-    (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. Backward saves the arguments and two
-    numbers per sample (three with smoothing). `torch.compile` plans its own memory instead. 16-bit inputs are computed
-    in float32.
+    (2²³ on a GPU), and at the third order for blocks of samples of about 2²¹. Backward saves the arguments and two
+    numbers per sample (three with smoothing). `torch.compile` plans its own memory instead.
+
+    16-bit inputs are computed in float32. On CUDA, tiles multiply two 16-bit inputs in their own dtype, with sums and
+    results in float32; bfloat16 also rounds computed factors to it. Errors stay those of rounding the results.
 
     If input and weight are differentiated, the number of matrix products of the size of all logits is 1 for the value,
     3 for the gradient, which recomputes logits, 3 for the tangent of the value, and 8 for the tangent of the gradient
-    (10 with a soft-cap or if cotangents are differentiated as well, 7 if all logits fit into one tile). So a Hessian
+    (10 with a soft-cap, for 16-bit inputs, or if cotangents are differentiated as well, 7 if all logits fit into one
+    tile). So a Hessian
     product by double backward takes 12 matrix products, instead of 9 with all logits in memory.
 
     Args:

@@ -23,6 +23,8 @@ def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tens
 
 def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
     """Raise if the weight or the bias has another shape than the given one, or a dtype that does not fit x."""
+    if all(each is None for each in parameters):
+        return
     dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
     given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
     require_floating(function, **given)

@@ -47,7 +47,7 @@ class Point:
         """Raise if the point has changed: products would mix old and new values."""
         # Kept results belong to the old values, newly computed ones would belong to the new values.
         if [version_of(leaf) for leaf in self.leaves] != self._versions or not all(
-            torch.equal(torch.cat(samples), before)
+            torch.equal(samples[0] if len(samples) == 1 else torch.cat(samples), before)
             for samples, before in zip(self._samples.values(), self._before, strict=True)
         ):
             raise InputError(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hodiff.common.overriding import tensors_alone
+from hodiff.common.running_pass import running_pass
 from hodiff.operators.linear.constant_points import require_constants_held
-from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.batching import is_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.tensors import share_storage
 
@@ -20,7 +21,7 @@ class LinearProduct(torch.autograd.Function):
     @staticmethod
     def forward(block: Tensor, operator: Any) -> Tensor:
         """Multiply; see `LinearOperator.multiply`."""
-        if any_legacy_batched([block]):
+        if is_legacy_batched(block):
             (blocks,), _ = without_batches([block])
             return with_batches([_together(operator, blocks)])[0]
         return _own(operator.multiply(block), block)
@@ -48,6 +49,9 @@ class LinearProduct(torch.autograd.Function):
 
 def multiply(operator: Any, block: Tensor) -> Tensor:
     """Multiply a block (n, k) by an operator, with a derivative in the block."""
+    # Without a pass, a context that does nothing would only cost time.
+    if torch.compiler.is_compiling() or running_pass() is None:
+        return _multiply(operator, block)
     with tensors_alone():
         return _multiply(operator, block)
 
@@ -58,7 +62,7 @@ def _multiply(operator: Any, block: Tensor) -> Tensor:
         return product
     # The Function costs some microseconds, and most callers differentiate nothing.
     differentiated = torch.is_grad_enabled() and block.requires_grad
-    if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):
+    if only_reverse_mode() and not differentiated and not is_legacy_batched(block):
         return _own(operator.multiply(block), block)
     if not operator.made_of_constants:
         require_constants_held(f"{type(operator).__name__} @ v", operator)

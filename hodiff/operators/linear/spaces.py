@@ -136,22 +136,40 @@ class Space:
 
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
         """Split columns of (n, k) into leaves (k, *shape), each in its own dtype and on its own device."""
-        pieces = block.t().split(self.sizes, dim=1)
+        return self.split_rows(block.t())
+
+    def split_rows(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Split rows of (k, n) as `split` splits columns."""
+        k = rows.shape[0]
+        pieces = (rows,) if len(self.sizes) == 1 else rows.split_with_sizes(self.sizes, 1)
         leaves = [
-            piece.reshape(block.shape[1], *shape).to(device, dtype)
+            piece.reshape(k, *shape).to(device, dtype)
             for piece, shape, dtype, device in zip(pieces, self.shapes, self.dtypes, self.devices, strict=True)
         ]
         # Torch views pairs as complex numbers only at even storage offsets.
+        if True not in self.joined:
+            return tuple(leaves)
         return tuple(
             leaf.clone(memory_format=torch.contiguous_format) if joined else leaf
             for leaf, joined in zip(leaves, self.joined, strict=True)
         )
 
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether flat vectors are leaves one after another in memory, all real, of one dtype and device, unsharded."""
+        one_kind = set(self.dtypes) == {self.dtype} and set(self.devices) == {self.device}
+        return one_kind and True not in self.joined and self.shards is None
+
+    def split_vector(self, vector: Tensor) -> list[Tensor]:
+        """Split a contiguous vector (n,) of a uniform space into views with the leaves' shapes."""
+        pieces = (vector,) if len(self.sizes) == 1 else vector.split_with_sizes(self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
     def join(self, leaves: Sequence[Tensor], count: int, *, out: Tensor | None = None) -> Tensor:
         """Join leaves (k, *shape) as columns of (n, k), in a new tensor or the transpose of `out` (k, n)."""
         # Embeddings with sparse=True have sparse gradients.
-        whole = map(strided, leaves)
-        rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
+        device, dtype = self.device, self.dtype
+        rows = [strided(leaf).reshape(count, -1).to(device, dtype) for leaf in leaves]
         return torch.cat(rows, dim=1, out=out).t()
 
     def flatten(self, tree: PyTree, caller: str = "flatten", name: str = "v") -> Tensor:

@@ -18,10 +18,11 @@ from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
 from hodiff.common.options import name_of, require_bool, require_callable, require_chunk_size
 from hodiff.common.randomness import RandomState, seeded
-from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
+from hodiff.common.running_pass import running_pass
+from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable, strided
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
-from hodiff.derivatives.route_choice import refused
+from hodiff.derivatives.route_choice import raise_if_unavailable, refused
 from hodiff.distributed.points import ShardedPoint
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate
@@ -39,6 +40,8 @@ from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
 from hodiff.recompute.reachable import modules_in
+from hodiff.torch_internals.autograd.batching import is_legacy_batched
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 A = TypeVar("A", bound="CurvatureOperator")
 
@@ -244,8 +247,12 @@ class CurvatureOperator(Portable, LinearOperator):
         self._point.require_unchanged(type(self).__name__)
         if not block.shape[1]:
             return block.new_zeros(self.shape[0], 0)
-        with torch.no_grad(), refused(type(self).__name__):
-            return self._sum(lambda each: self._columns(each, block), block.shape)
+        with torch.no_grad():
+            try:  # without the context `refused`, which costs more than the rest of this method
+                return self._sum(lambda each: self._columns(each, block), block.shape)
+            except Exception as error:
+                raise_if_unavailable(error, type(self).__name__)
+                raise
 
     @leave_inference_mode
     @read_unchanged
@@ -285,6 +292,44 @@ class CurvatureOperator(Portable, LinearOperator):
                 bar.update(stop - start)
         return found
 
+    def _flat_product(self, v: Tensor) -> Tensor:
+        """Multiply as `LinearOperator` does; the leaves of a plain vector take no detour by blocks of columns."""
+        # Not `isinstance` of a protocol, which takes as long as a small product.
+        product = getattr(self._kept.alone, "product", None)
+        if product is None or not self._is_plain(v):
+            return super()._flat_product(v)
+        return self._vector_product(product, v)
+
+    @leave_inference_mode
+    @read_unchanged
+    def _vector_product(self, product: Callable[[Sequence[Tensor]], Leaves], v: Tensor) -> Tensor:
+        self._point.require_unchanged(type(self).__name__)
+        with torch.no_grad():
+            try:
+                products = product(self.domain.split_vector(v))
+            except Exception as error:
+                raise_if_unavailable(error, type(self).__name__)
+                raise
+            # Joining copies, so that the result shares no memory with the vector or with the recorded graph.
+            return torch.cat([strided(each).reshape(-1) for each in products])
+
+    def _is_plain(self, v: Tensor) -> bool:
+        """Whether a vector needs no conversion, and nothing but autograd can see the product, which has no graph."""
+        space = self.domain
+        return (
+            type(v) is Tensor
+            and v.shape == (space.size,)
+            and v.dtype is space.dtype
+            and v.device == space.device
+            and space.is_uniform
+            and self.process_group is None
+            and not (v.requires_grad and torch.is_grad_enabled())
+            and only_reverse_mode()
+            and running_pass() is None
+            and not is_legacy_batched(v)
+            and v.is_contiguous()
+        )
+
     def _sum(
         self,
         product: Callable[[Any], Tensor],
@@ -301,6 +346,8 @@ class CurvatureOperator(Portable, LinearOperator):
         Returns:
             The sum or the mean.
         """
+        if batches is None and self.process_group is None and (alone := self._kept.alone) is not None:
+            return product(alone)
         total: Tensor | None = None
         sizes = Size()
         for linearization, size in self._kept.each(self._at) if batches is None else batches:
@@ -325,16 +372,16 @@ class CurvatureOperator(Portable, LinearOperator):
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
         """Compute one batch's products, in groups of columns that fit the memory budget."""
         k = block.shape[1]
-        size = resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
+        size = 1 if k == 1 else resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
         if self._joint is not None and k > 1:
             size = self._joint.least(size)
         # Transpose once, because splitting into leaves and groups would read the whole block each time.
         rows = turned(block)
         if size == k:
-            return self.codomain.join(linearization.products(self.domain.split(rows.t())), k)
+            return self.codomain.join(linearization.products(self.domain.split_rows(rows)), k)
         products = torch.empty(k, self.shape[0], dtype=self.codomain.dtype, device=self.codomain.device)
         for start, stop in spans(k, size):
-            leaves = linearization.products(self.domain.split(rows[start:stop].t()))
+            leaves = linearization.products(self.domain.split_rows(rows[start:stop]))
             self.codomain.join(leaves, stop - start, out=products[start:stop])
         return products.t()
 

@@ -208,7 +208,11 @@ class _RecordedHessian:
         """See `Linearization`."""
         if tangents[0].shape[0] != 1:
             return self._gradient.products(tangents)
-        return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
+        return tuple([p.unsqueeze(0) for p in self.product([v.squeeze(0) for v in tangents])])
+
+    def product(self, tangents: Sequence[Tensor]) -> Leaves:
+        """Multiply one vector."""
+        return self._gradient.product(tangents, keep=True)
 
     def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
         """Compute the Hessian; only half of the blocks are computed, and constant rows are not pulled back."""

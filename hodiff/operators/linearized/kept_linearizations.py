@@ -17,6 +17,8 @@ Leaves = tuple[Tensor, ...]
 class Linearization(Protocol):
     """The part of a product that depends on the point and one batch, ready for any vector.
 
+    It may also have a method `product(tangents)` for one vector, whose leaves have the shapes of the point's.
+
     Attributes:
         bytes_each: Bytes for one more vector in a product.
         nbytes: Bytes of stored intermediate results, or 0.
@@ -56,6 +58,14 @@ class KeptLinearizations:
     def nbytes(self) -> int:
         """Bytes of the cached linearizations."""
         return sum(each.nbytes for each, _ in self._kept.values())
+
+    @property
+    def alone(self) -> Linearization | None:
+        """The only linearization, which was computed already, and whose products are neither weighted nor summed."""
+        if self._batches.data is not None or self._joint is not None or not self._kept:
+            return None
+        linearization, size = self._kept[0]
+        return linearization if size.weight == 1.0 else None
 
     def each(self, make: Callable[[Batch], tuple[Linearization, Size]]) -> Iterator[tuple[Linearization, Size]]:
         """Yield linearizations and sizes of all batches."""

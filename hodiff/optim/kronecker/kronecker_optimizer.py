@@ -30,14 +30,11 @@ from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.process_groups import attempted
-from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain
+from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain, large_size
 from hodiff.torch_internals import many_tensors as many
 
 # Entry of a sharded parameter's state on the ranks that do not own it: the owner's rank.
 _ON_RANK = "on_rank"
-# From this number of elements on, the call takes little of the time, and joint temporaries need much memory. Other
-# devices than the CPU take longer to start an operator, and less time for its arithmetic.
-_LARGE_ON_CPU, _LARGE_ELSEWHERE = 2**16, 2**20
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -214,8 +211,7 @@ class KroneckerOptimizer(StochasticOptimizer):
         lists: dict[Any, list[Pair]] = {}
         for pair in pairs:
             parameter = pair[0]
-            large = _LARGE_ON_CPU if parameter.device.type == "cpu" else _LARGE_ELSEWHERE
-            joins = is_plain(parameter) and self._numbers(parameter.shape, group) < large
+            joins = is_plain(parameter) and self._numbers(parameter.shape, group) < large_size(parameter)
             kind = parameter.shape, parameter.dtype, parameter.device, self.state[parameter].get("step")
             lists.setdefault(kind if joins else id(parameter), []).append(pair)
         return lists.values()

@@ -123,8 +123,9 @@ class SampleSpaceOptimizer(SolverOptimizer):
         """
         parameters, right = self.parameters(), right.reshape(-1)
         rows = [each.flatten(0, 1) for each in rows]
-        require_finite(self.caller, "values and derivatives", [loss, right, *rows])
-        if not any(bool(each.any()) for each in rows) and bool(right.any()):
+        _, _, *norms = require_finite(self.caller, "values and derivatives", [loss, right, *rows])
+        # Numbers are only read again where squares may have vanished.
+        if not any(norms) and not any(bool(each.any()) for each in rows) and bool(right.any()):
             raise InputError(
                 f"{self.caller}: step: function: expected functions that depend on the model's parameters, got "
                 "derivatives that are all zero; call the model that the optimizer was created with, and look for "

@@ -96,6 +96,7 @@ def test_unregister_rejects_functions_without_a_user_rule():
         ({"routes": hodiff.ROUTES[0]}, "routes: expected some of hodiff.ROUTES"),
         ({"least_elements": -1}, "least_elements: expected"),
         ({"least_elements": "many"}, "least_elements: expected"),
+        ({"devices": "cpu"}, "devices: expected kinds of devices, such as .*, got 'cpu'"),
         ({"mended": "soon"}, "mended: expected a version of torch such as .*, got 'soon'"),
         ({"mended": 2.15}, "mended: expected a version of torch such as .*, got 2.15"),
     ],

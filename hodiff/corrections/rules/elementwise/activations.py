@@ -24,6 +24,7 @@ from hodiff.torch_operators.table import forms_of
     F.relu,
     kind="slow",
     reason="the second derivative is zero, but is computed and added",
+    devices=("cpu",),
 )
 def _relu(input: Tensor, inplace: bool = False) -> Any:
     if inplace or not input.is_floating_point():

@@ -119,8 +119,8 @@ def _sigmoid(input: Tensor) -> Any:
 
 @loses_tails(*forms_of("tanh"), reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
-    if _is_far(input):
-        return _tanh_of_complex(input)
+    if input.is_complex():
+        return _tanh_of_complex(input) if _is_far(input) else UNNEEDED
     return Tanh.call(input) if _exceeds_either_way(input, _COMMON_LIMIT) else UNNEEDED
 
 
@@ -163,6 +163,7 @@ def _logsigmoid(input: Tensor) -> Any:
     F.softplus,
     lean=_recorded("softplus", beta=1.0, threshold=20.0),
     least_elements=_LEAST_TO_RECORD,
+    devices=("cpu",),
     reference="derivatives of $\\sigma(\\beta x)$ below the threshold",
 )
 def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
@@ -177,6 +178,7 @@ def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
     F.silu,
     lean=_recorded("silu", inplace=False),
     least_elements=_LEAST_TO_RECORD,
+    devices=("cpu",),
     reference="derivatives of $\\sigma(x)$ and $\\sigma(-x)$",
 )
 def _silu(input: Tensor, inplace: bool = False) -> Any:
@@ -190,6 +192,7 @@ def _silu(input: Tensor, inplace: bool = False) -> Any:
     F.mish,
     lean=_recorded("mish", inplace=False),
     least_elements=_LEAST_TO_RECORD,
+    devices=("cpu",),
     reference="$x \\sigma(v(x))$, and derivatives of $\\sigma(v)$ and $\\sigma(-v)$",
 )
 def _mish(input: Tensor, inplace: bool = False) -> Any:
@@ -200,6 +203,7 @@ def _mish(input: Tensor, inplace: bool = False) -> Any:
     F.gelu,
     lean=_recorded_gelu,
     least_elements=_LEAST_TO_RECORD,
+    devices=("cpu",),
     reference="$x \\Phi(x)$ by erfc; the tanh form as $x \\sigma(v(x))$",
 )
 def _gelu(input: Tensor, approximate: str = "none") -> Any:

@@ -137,6 +137,7 @@ def _has_lean_rule(input: Any, normalized_shape: Any, weight: Any = None, eps: A
     reason="the double backward composes those of its parts: about thirty passes instead of one",
     covers=_has_lean_rule,
     least_elements=2**14,
+    devices=("cpu",),
 )
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None

@@ -25,7 +25,6 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
         and not return_indices
         and len(arguments) < 6
         and input.dtype in (torch.float32, torch.float64)
-        and input.device.type == "cpu"
         and input.dim() == 4
         and input.shape[1] >= _CHANNELS
         and not is_batched_by_any(input)  # vmap has no such layout
@@ -39,6 +38,7 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
     reason="torch's kernel is vectorised only if channels are the innermost dimension",
     covers=_gains,
     least_elements=2**16,
+    devices=("cpu",),
 )
 def _max_pool2d(input: Tensor, *arguments: Any, return_indices: bool = False, **options: Any) -> Tensor:
     del return_indices

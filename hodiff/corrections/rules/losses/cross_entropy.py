@@ -76,6 +76,7 @@ _MANY = 2**17
     covers=lambda *args, **kwargs: _has_lean_rule(*args, **kwargs) or _loses_digits(*args, **kwargs),
     mends=_loses_digits,
     least_elements=_MANY,
+    devices=("cpu",),
 )
 def _cross_entropy(
     input: Tensor,

@@ -17,6 +17,8 @@ from hodiff.corrections.mechanism.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.modules import in_flatten_parameters
 from hodiff.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 
 State = tuple[Tensor, ...]
@@ -288,3 +290,17 @@ def _differentiable(
 
 for _function, (_cell, _reference) in _NETWORKS.items():
     _missing(_function, reason=_OF_KERNELS, reference=_reference)(partial(_network, _cell))
+
+
+@register(
+    Tensor.data_ptr,
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="a recurrent layer whose parameters are replaced on a GPU asks for their addresses, which tensors inside "
+    "transforms do not have",
+    reference="torch.nn.RNNBase.flatten_parameters: its way for weights that share memory",
+)
+def _data_ptr(self: Tensor) -> Any:
+    if torch.compiler.is_compiling() or not is_wrapped(self) or not in_flatten_parameters():
+        return UNNEEDED
+    return 0  # equal addresses: the weights stay where they are

@@ -24,29 +24,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hodiff.kernels import fused
-from hodiff.kernels.cross_entropy import cpu as logits
-
-
-class Options(NamedTuple):
-    """Options of a loss on which its terms depend."""
-
-    ignore: int
-    softcap: float | None
-    smoothed: bool
+from hodiff.functions.losses.linear_terms import logit_rows
+from hodiff.functions.losses.linear_terms.logit_rows import Options as Options
+from hodiff.functions.losses.linear_terms.logit_rows import Rows
+from hodiff.kernels.products_in_float32 import factor, is_rounded, product
+from hodiff.kernels.products_in_float32 import wide as wide
 
 
 class _Block(NamedTuple):
-    """Intermediates that all formulas share: wide inputs, logits, and slope and curvature of a soft-cap."""
+    """Intermediates that all formulas share: factors, logits, and slope and curvature of a soft-cap."""
 
     x: Tensor
     w: Tensor
-    z: Tensor
+    rows: Rows
     slope: Tensor | None
     bend: Tensor | None
-    # Index of the target among the given classes, and whether it is one of them.
-    place: Tensor
-    here: Tensor
 
 
 def value(
@@ -55,9 +47,7 @@ def value(
     """Compute the terms; the log-sum-exp is taken over the given classes."""
     del lse
     block = _open(options, first, x, w, bias, target)
-    by_kernel = first is not None and fused.takes(block.z)
-    total = fused.logsumexp(block.z) if by_kernel else block.z.logsumexp(-1, keepdim=True)
-    return (_terms(options, block, total, block.z, u),)
+    return (logit_rows.value(block.rows, u),)
 
 
 def tangent(
@@ -76,7 +66,7 @@ def tangent(
     """Compute the tangent of the terms; a tangent of None is zero, and not all are None."""
     block = _open(options, first, x, w, bias, target)
     z_t = _times(block.slope, _score_tangent(options, first, block, target, x_t, w_t, bias_t))
-    return (_terms(options, block, (_probabilities(block, lse) * z_t).sum(-1, keepdim=True), z_t, u),)
+    return (logit_rows.tangent(block.rows, lse, z_t, u),)
 
 
 def gradient(
@@ -93,8 +83,8 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     r"""Compute the wanted gradients among $\bar X, \bar W, \bar b$."""
     block = _open(options, first, x, w, bias, target)
-    s_bar = _times(block.slope, _logit_cotangent(options, first, block, lse, u, wide(cotangent)))
-    return _close(options, wanted, first, target, _products(wanted, block.x, block.w, s_bar))
+    s_bar = _times(block.slope, logit_rows.cotangent(block.rows, lse, u, wide(cotangent)))
+    return _close(options, wanted, first, target, _products(wanted, first, block.x, block.w, s_bar))
 
 
 def gradient_tangent(
@@ -131,20 +121,20 @@ def gradient_tangent(
         s_t = _score_tangent(options, first, block, target, x_t, w_t, bias_t)
         z_t = _times(block.slope, s_t)
         if mean_t is None:
-            lse_t = (_probabilities(block, lse) * z_t).sum(-1, keepdim=True)
+            lse_t = (logit_rows.probabilities(block.rows, lse) * z_t).sum(-1, keepdim=True)
             mean_t = g[..., :1] * lse_t
     # Compute these terms before a kernel overwrites the tangent of the logits.
-    terms_t = (_terms(options, block, lse_t, z_t, u),) if with_terms else ()
+    terms_t = (logit_rows.terms(block.rows, lse_t, z_t, u),) if with_terms else ()
     needs_z_bar = x_t is not None or (w_t is not None and through_w_t) or block.bend is not None
-    z_bar, z_bar_t = _logit_curvature(options, first, block, lse, u, (g, g_t), z_t, mean_t, needs_z_bar)
+    z_bar, z_bar_t = logit_rows.curvature(block.rows, lse, u, (g, g_t), z_t, mean_t, needs_z_bar)
     s_bar_t = _times(block.slope, z_bar_t)
     if needs_z_bar:
         s_bar = _times(block.slope, z_bar)
         if block.bend is not None and s_t is not None:
             s_bar_t = s_bar_t + block.bend * z_bar * s_t
-    by_x, by_w, by_bias = _products(wanted, block.x, block.w, s_bar_t)
+    by_x, by_w, by_bias = _products(wanted, first, block.x, block.w, s_bar_t)
     if by_x is not None and w_t is not None and through_w_t:
-        by_x = _plus_product(first, by_x, s_bar, wide(w_t))
+        by_x = _plus_product(first, by_x, s_bar, _factor(first, w_t))
     if by_w is not None and x_t is not None:
         by_w = _plus_product(first, by_w, s_bar.mT, _features(options, first, target, x_t))
     return (*_close(options, wanted, first, target, (by_x, by_w, by_bias)), *terms_t)
@@ -165,8 +155,8 @@ def means(
     r"""Compute $P \dot W$ and $P \dot b$ for the given tangents, without a soft-cap."""
     del u
     block = _open(options, first, x, w, bias, target)
-    p = _probabilities(block, lse, first)
-    return tuple(p @ wide(each) for each in (w_t, bias_t) if each is not None)
+    p = logit_rows.overwritten_by_probabilities(block.rows, lse)
+    return tuple(_product(first, p, _factor(first, each)) for each in (w_t, bias_t) if each is not None)
 
 
 def only_counted(options: Options, target: Tensor, t: Tensor) -> Tensor:
@@ -175,113 +165,58 @@ def only_counted(options: Options, target: Tensor, t: Tensor) -> Tensor:
 
 
 def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, target: Tensor) -> _Block:
-    x, w = _features(options, first, target, x), wide(w)
-    z = x @ w.mT
-    z = z if bias is None else z + wide(bias).mT
-    counted = target != options.ignore
-    if first is None:
-        place, here = torch.where(counted, target, 0), counted
-    else:
-        place = target - first
-        here = counted & (place >= 0) & (place < w.shape[-2])
-        place = torch.where(here, place, 0)
+    x, w = _features(options, first, target, x), _factor(first, w)
+    z = _product(first, x, w.mT)
+    if bias is not None:
+        z = z + wide(bias).mT if first is None else z.add_(wide(bias).mT)
+    capped = options.softcap is not None
+    dtype = w.dtype if not capped and first is not None and is_rounded(w) else z.dtype
     if options.softcap is None:
-        return _Block(x, w, z, None, None, place, here)
+        return _Block(x, w, Rows(options, target, first, z, dtype), None, None)
     t = torch.tanh(z / options.softcap)
     slope = 1 - t * t
-    return _Block(x, w, options.softcap * t, slope, (-2 / options.softcap) * t * slope, place, here)
-
-
-def _probabilities(block: _Block, lse: Tensor | None, first: int | None = None) -> Tensor:
-    """Compute $P$; a kernel overwrites the logits of a tile, whose first class is given."""
-    if lse is not None and _by_kernel(first, block.z):
-        return logits.cotangent_(block.z, wide(lse), torch.ones_like(lse), None, None, block.place)
-    return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - wide(lse))
-
-
-def _by_kernel(first: int | None, *tiles: Tensor) -> bool:
-    """Whether a kernel supports tiles of logits, which nothing else uses."""
-    return first is not None and logits.takes(*tiles)
-
-
-def _logit_cotangent(options: Options, first: int | None, block: _Block, lse: Any, u: Any, g: Tensor) -> Tensor:
-    r"""Compute $\bar Z$; a kernel overwrites the logits with it."""
-    if lse is None or (options.smoothed and u is not None) or not _by_kernel(first, block.z):
-        return _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g)
-    rest = g[..., 2:] if options.smoothed else None
-    return logits.cotangent_(block.z, wide(lse), g[..., :1], g[..., 1:2], rest, _place(block))
-
-
-def _logit_curvature(
-    options: Options,
-    first: int | None,
-    block: _Block,
-    lse: Any,
-    u: Any,
-    cotangents: tuple[Tensor, Tensor | None],
-    z_t: Any,
-    mean_t: Any,
-    needs_z_bar: bool,
-) -> tuple[Any, Tensor]:
-    r"""Compute $\bar Z$, if needed, and its tangent; a kernel overwrites the logits and their tangent."""
-    g, g_t = cotangents
-    if z_t is not None and g_t is not None:
-        mean_t = mean_t - g_t[..., :1]
-    if z_t is None or lse is None or (options.smoothed and u is not None) or not _by_kernel(first, block.z, z_t):
-        p = _probabilities(block, lse)
-        z_bar_t = p * (g_t[..., :1] if z_t is None and g_t is not None else g[..., :1] * z_t - mean_t)
-        z_bar_t = z_bar_t if g_t is None else _spread(options, block, z_bar_t, u, g_t)
-        return _spread(options, block, p * g[..., :1], u, g) if needs_z_bar else None, z_bar_t
-    at_target = g[..., 1:2], None if g_t is None else g_t[..., 1:2]
-    everywhere = (g[..., 2:], None if g_t is None else g_t[..., 2:]) if options.smoothed else (None, None)
-    return logits.curvature_(block.z, z_t, wide(lse), g[..., :1], mean_t, at_target, everywhere, _place(block))
-
-
-def _place(block: _Block) -> Tensor:
-    """Index of the target, or -1 if it is not among the given classes."""
-    return torch.where(block.here, block.place, -1)
-
-
-def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> Tensor:
-    """Concatenate the terms of each sample, from logits or from their tangents."""
-    hit = torch.where(block.here, z.gather(-1, block.place), 0)
-    if not options.smoothed:
-        return torch.cat((lse, hit), -1)
-    return torch.cat((lse, hit, z.sum(-1, keepdim=True) if u is None else z @ wide(u)), -1)
-
-
-def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -> Tensor:
-    r"""Add target and smoothing to the first part of $\bar Z$, $\gamma P$, or to its tangent."""
-    z_bar = z_bar.scatter_add(-1, block.place, torch.where(block.here, g[..., 1:2], 0))
-    if not options.smoothed:
-        return z_bar
-    return z_bar + (g[..., 2:] if u is None else g[..., 2:] * wide(u).mT)
+    rows = Rows(options, target, first, options.softcap * t, dtype)
+    return _Block(x, w, rows, slope, (-2 / options.softcap) * t * slope)
 
 
 def _score_tangent(
     options: Options, first: int | None, block: _Block, target: Tensor, x_t: Any, w_t: Any, bias_t: Any
 ) -> Tensor:
-    total = None if x_t is None else _features(options, first, target, x_t) @ block.w.mT
+    total = None if x_t is None else _product(first, _features(options, first, target, x_t), block.w.mT)
     if w_t is not None:
-        w_t = wide(w_t).mT
-        total = block.x @ w_t if total is None else _plus_product(first, total, block.x, w_t)
+        w_t = _factor(first, w_t).mT
+        total = _product(first, block.x, w_t) if total is None else _plus_product(first, total, block.x, w_t)
     if bias_t is not None:
         bias_t = wide(bias_t).mT
         total = bias_t if total is None else total + bias_t
     assert total is not None
-    return total.expand(block.z.shape)
+    return total.expand(block.rows.z.shape)
 
 
 def _plus_product(first: int | None, total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add a product to a total; in place for a tile, whose total nothing else uses."""
-    return total + a @ b if first is None else total.addmm_(a, b)
+    if first is None:
+        return total + a @ b
+    return total.addmm_(a, b) if total.dtype is a.dtype is b.dtype else total.add_(product(a, b))
 
 
-def _products(wanted: tuple[bool, ...], x: Tensor, w: Tensor, s_bar: Tensor) -> tuple[Any, ...]:
+def _product(first: int | None, a: Tensor, b: Tensor) -> Tensor:
+    """Multiply, for a tile by units for 16 bits where there are some; the formulas for all classes may have batches."""
+    return a @ b if first is None else product(a, b)
+
+
+def _factor(first: int | None, t: Tensor) -> Tensor:
+    return wide(t) if first is None else factor(t)
+
+
+def _products(wanted: tuple[bool, ...], first: int | None, x: Tensor, w: Tensor, s_bar: Tensor) -> tuple[Any, ...]:
+    by_bias = s_bar.sum(-2, dtype=wide(s_bar[:0]).dtype).unsqueeze(-1) if wanted[2] else None
+    if first is not None and is_rounded(w):
+        s_bar = s_bar.to(w.dtype)  # once for both products
     return (
-        s_bar @ w if wanted[0] else None,
-        s_bar.mT @ x if wanted[1] else None,
-        s_bar.sum(-2).unsqueeze(-1) if wanted[2] else None,
+        _product(first, s_bar, w) if wanted[0] else None,
+        _product(first, s_bar.mT, x) if wanted[1] else None,
+        by_bias,
     )
 
 
@@ -295,13 +230,8 @@ def _close(
 
 def _features(options: Options, first: int | None, target: Tensor, x: Tensor) -> Tensor:
     """Widen x and, without tiles, set ignored samples to zero; tiles get x with these zeros."""
-    return wide(x) if first is not None else only_counted(options, target, wide(x))
+    return factor(x) if first is not None else only_counted(options, target, wide(x))
 
 
 def _times(slope: Tensor | None, t: Tensor) -> Tensor:
     return t if slope is None else slope * t
-
-
-def wide(t: Tensor) -> Tensor:
-    """Convert 16-bit numbers to float32."""
-    return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t

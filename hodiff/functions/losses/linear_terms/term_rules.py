@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hodiff.functions.losses.linear_terms import term_formulas as formulas
 from hodiff.functions.losses.linear_terms import tiles
+from hodiff.kernels.products_in_float32 import factor
 from hodiff.rules.autocast import without_autocast
 from hodiff.rules.blockwise import Plan, all_batched, allows_in_place, blockwise
 
@@ -75,7 +76,7 @@ def by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     """Compute the results in one pass over all tiles."""
     options, target = rule.settings[0], tensors[4]
     tensors = [
-        formulas.only_counted(options, target, formulas.wide(each)) if i in rule.like_x and each is not None else each
+        formulas.only_counted(options, target, factor(each)) if i in rule.like_x and each is not None else each
         for i, each in enumerate(tensors)
     ]
     formula = partial(rule.formula, *rule.settings)

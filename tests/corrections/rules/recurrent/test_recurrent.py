@@ -8,6 +8,7 @@ import torch
 from slow_cases import slow_except
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 
 import hodiff
 from hodiff.corrections.mechanism.registry import CORRECTIONS
@@ -260,3 +261,36 @@ def test_errors_match_torch(name):
                 return type(error), str(error)
 
     assert outcome(hodiff.corrected()) == outcome(nullcontext())
+
+
+class AsOnGPU(TorchFunctionMode):
+    """Says of all tensors that they are on a GPU, where recurrent layers move their weights together for cuDNN."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.is_cuda.__get__:
+            return True
+        return False if func is torch._use_cudnn_rnn_flatten_weight else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_replaced_parameters_of_a_layer_on_a_gpu(kind, route, monkeypatch):
+    """In forward mode and torch.func, tensors have no address that torch could ask for."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
+    torch.manual_seed(0)
+    layer, x = kind(2, 3).double(), normal(4, 2, 2)
+    parameters = {name: each.detach() for name, each in layer.named_parameters()}
+    v = {name: normal(*each.shape) for name, each in parameters.items()}
+
+    def f(parameters):
+        return torch.func.functional_call(layer, parameters, (x,))[0].sin().sum()
+
+    expected = hodiff.hvp(f, parameters, v, route=route)
+    with AsOnGPU():
+        found = hodiff.hvp(f, parameters, v, route=route)
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
+def test_address_in_a_transform_raises_elsewhere():
+    with pytest.raises(RuntimeError, match="data pointer"), hodiff.corrected():
+        torch.func.grad(lambda x: x.sum() * x.data_ptr())(normal(2))
