@@ -9,7 +9,10 @@ from two_ranks import assert_ranks_agree, run_ranks
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "count"), [("products", 2), ("products", 4), ("modules", 2), ("meshes", 4)])
+@pytest.mark.parametrize(
+    ("script", "count"),
+    [("products", 2), ("products", 4), ("modules", 2), ("meshes", 4), ("checkpointing", 2), ("checkpointing", 4)],
+)
 def test_ranks_agree_with_one_process(tmp_path: Path, script: str, count: int) -> None:
     assert_ranks_agree(Path(__file__).with_name(f"{script}_ranks.py"), tmp_path, count)
 
