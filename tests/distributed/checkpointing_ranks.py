@@ -124,8 +124,8 @@ def products() -> None:
 def operators() -> None:
     """Operators, one vector and blocks, at two points."""
     batches = list(zip(TOKENS.chunk(2), CLASSES.chunk(2), strict=True))
-    for make in (FORMS["both, nested"], FORMS["wrapped"]):
-        many = make()
+    for form in ("both, nested", "wrapped"):
+        many = FORMS[form]()
         x = dict(many.named_parameters())
         own_batches = [(own(t), own(c)) for t, c in batches]
         group = {"process_group": dist.group.WORLD}
@@ -137,12 +137,14 @@ def operators() -> None:
             return lambda module, p, data, **options: kind(module, F.cross_entropy, p, data=data, **options)
 
         kinds = [hodiff.GaussNewtonOperator, hodiff.FisherOperator, hodiff.EmpiricalFisherOperator]
-        for build in (hessian, *map(of_model, kinds)):
+        for build in (hessian, *map(of_model, kinds if form == "both, nested" else ())):
             A, B = build(one, P, batches), build(many, x, own_batches, **group)
             close(plain_names(B @ shaped(V, x)), A @ V)
             block = torch.stack([flat(shaped({n: each * s for n, each in V.items()}, x)) for s in (1, -2)], 1)
             found = B @ block
             close(plain_names(B.to_tree(found[:, 1])), {name: -2 * each for name, each in (A @ V).items()})
+            if build is not hessian:
+                continue
             moved = {name: each * 1.5 for name, each in P.items()}
             close(plain_names(B.at(shaped(moved, x)) @ shaped(V, x)), A.at(moved) @ V)
 

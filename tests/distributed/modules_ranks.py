@@ -151,6 +151,12 @@ def refusals() -> None:
     pieces = [data] * (1 + dist.get_rank())
     with pytest.raises(hodiff.InputError, match="same number of batches"):
         hodiff.HessianOperator(of_batch, x, data=pieces, process_group=group) @ x
+    pieces = [data] * dist.get_rank()
+    with pytest.raises(hodiff.InputError, match="same number of batches"):
+        hodiff.HessianOperator(of_batch, x, data=pieces, process_group=group) @ x
+    empty = [tuple(each[: len(each) * dist.get_rank()] for each in data)]
+    with pytest.raises(hodiff.InputError, match=r"remove empty batches|an error on another rank"):
+        hodiff.HessianOperator(of_batch, x, data=empty, process_group=group) @ x
     short = [tuple(each[: 3 + dist.get_rank()] for each in data)]
     with pytest.raises(hodiff.InputError, match="batches of one size"):
         hodiff.HessianOperator(of_batch, x, data=short) @ x

@@ -19,8 +19,9 @@ def test_ranks_agree_with_one_process(tmp_path: Path, script: str, count: int) -
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.slow
-def test_rank_that_raises_ends_all_ranks(tmp_path: Path) -> None:
-    (status, output), (other, said) = run_ranks(Path(__file__).with_name("failing_ranks.py"), tmp_path, 2)
+@pytest.mark.parametrize("place", ["product", "closure"])
+def test_rank_that_raises_ends_all_ranks(tmp_path: Path, place: str) -> None:
+    (status, output), (other, said) = run_ranks(Path(__file__).with_name("failing_ranks.py"), tmp_path, 2, place)
     assert other == 1
     assert "this rank fails" in said
     assert status == 3, output
