@@ -20,12 +20,12 @@ def assert_ranks_agree(script: Path, folder: Path, count: int) -> None:
         assert "all agree" in output
 
 
-def run_ranks(script: Path, folder: Path, count: int) -> list[tuple[int, str]]:
-    """Run all ranks, and return the exit status and the output of each."""
+def run_ranks(script: Path, folder: Path, count: int, *arguments: str) -> list[tuple[int, str]]:
+    """Run all ranks, and return the exit status and the output of each; further arguments follow those of the rank."""
     path = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), folder / "rendezvous", str(count)],
+            [sys.executable, script, str(rank), folder / "rendezvous", str(count), *arguments],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,11 +13,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from hodiff.distributed.layouts import Layout, is_distributed
-from hodiff.distributed.linear_maps import as_dtensor, gather
-from hodiff.distributed.regathering import saved_by_shard
+from hodiff.distributed.stand_ins import ShardedParameter
 from hodiff.errors import InputError
 from hodiff.torch_internals.fully_sharded import (
     data_mesh_of,
+    has_hooks,
     is_fully_sharded,
     is_gathered,
     offloads,
@@ -25,76 +25,38 @@ from hodiff.torch_internals.fully_sharded import (
     without_hooks,
 )
 from hodiff.torch_internals.modules import parameters_by_name
-from hodiff.torch_internals.tensors import without_memory
 from hodiff.torch_internals.threads import one_thread_at_a_time
-
-# Reads of a tensor that need no numbers.
-_FORM = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_sparse", "is_meta", "is_nested"}
-_FORM |= {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size", "__len__"}
-
-
-class ShardedParameter(Tensor):
-    """Stand-in for a sharded parameter: its form is known, and any torch function receives the gathered tensor."""
-
-    shard: Tensor
-    layout_on_mesh: Layout
-
-    @staticmethod
-    def __new__(cls: type[ShardedParameter], shard: Tensor, layout: Layout) -> ShardedParameter:
-        """Create the stand-in; nothing is gathered yet."""
-        made = without_memory(cls, shard, layout.shape)
-        made.shard, made.layout_on_mesh = shard, layout
-        return made
-
-    def full_tensor(self) -> Tensor:
-        """Gather the parameter, as `DTensor.full_tensor` does."""
-        return self.full_tensor_in(None)
-
-    def full_tensor_in(self, dtype: torch.dtype | None) -> Tensor:
-        """Gather the parameter, and convert it to the dtype of a mixed precision policy."""
-        whole = gather(self.shard, self.layout_on_mesh)
-        if dtype is not None:
-            whole = whole.to(dtype)
-        saved_by_shard(whole, self.shard, self.layout_on_mesh)
-        rest = self.layout_on_mesh.rest
-        return whole if rest is None else as_dtensor(whole, rest)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function with the gathered tensors."""
-        name = getattr(func, "__name__", "")
-        if (getattr(func.__self__, "__name__", "") if name == "__get__" else name) in _FORM:
-            return super().__torch_function__(func, types, args, kwargs or {})
-        args, kwargs = _whole((args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    # Torch's stub gives this method other defaults than torch's calls need.
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Raise, because no function may see a stand-in as a tensor."""
-        raise InputError(
-            f"f: expected functions of torch on the parameters of a fully sharded module, got {func} on a part that is "
-            "not gathered; call full_tensor() of the parameter first."
-        )
-
 
 # Whether fully sharded modules run as functions of their shards.
 _running: ContextVar[bool] = ContextVar("running", default=False)
 
 
-def refuse_checkpoint(name: str) -> None:
-    """Raise where fully sharded modules run, because a checkpoint would run again with other parameters."""
-    if _running.get():
-        raise InputError(
-            f"{name}: f: expected fully sharded modules without activation checkpointing, which hodiff does not "
-            "support for their derivatives, got a call of it; switch it off: graphs store no gathered parameters."
-        )
+def sharded_modules_run() -> bool:
+    """Whether fully sharded modules run as functions of their shards."""
+    return _running.get()
 
 
-def _whole(tree: Any) -> Any:
-    return pytree.tree_map_only(ShardedParameter, ShardedParameter.full_tensor, tree)
+@contextmanager
+def running_again(name: str) -> Iterator[None]:
+    """Run a checkpointed part again, with stand-ins and hooks in the modules that it reaches.
+
+    Args:
+        name: The checkpointing function, for error messages.
+    """
+
+    def require_reached(module: nn.Module, _: Any) -> None:
+        if is_fully_sharded(module) and has_hooks(module):
+            raise InputError(
+                f"{name}: f: expected every fully sharded module to be an argument of f or closed over by f, got a "
+                f"call of {type(module).__name__}, which f reaches otherwise; pass it as an argument."
+            )
+
+    token, hook = _running.set(True), register_module_forward_pre_hook(require_reached)
+    try:
+        yield
+    finally:
+        hook.remove()
+        _running.reset(token)
 
 
 class FullyShardedModules:
@@ -173,45 +135,55 @@ class FullyShardedModules:
             for unit in self._units:
                 stack.enter_context(without_hooks(unit))
             for unit in self._units:
-                stack.enter_context(self._gathering(unit))
+                stack.enter_context(Gathering(unit, self._slots[unit]).hooked())
             yield
 
+
+class Gathering:
+    """Hooks of a fully sharded module that gather its parameters for the duration of each call.
+
+    Args:
+        unit: The module.
+        slots: The places of its parameters.
+    """
+
+    def __init__(self, unit: nn.Module, slots: Sequence[tuple[Any, str]]):
+        self._unit, self._slots, self._precision = unit, slots, precision_of(unit)
+        self._calls: list[ExitStack] = []
+
     @contextmanager
-    def _gathering(self, unit: nn.Module) -> Iterator[None]:
-        """Gather the parameters of a unit for the duration of each of its calls."""
-        calls: list[ExitStack] = []
-        precision = precision_of(unit)
-
-        def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            memory: dict[int, Tensor] = {}
-
-            def whole(each: Any) -> Any:
-                if type(each) is not ShardedParameter:
-                    return each
-                if id(each) not in memory:
-                    memory[id(each)] = each.full_tensor_in(precision.param_dtype)
-                return memory[id(each)]
-
-            calls.append(ExitStack())
-            calls[-1].enter_context(_exchanged(self._slots[unit], whole))
-            if precision.cast_forward_inputs:
-                args, kwargs = _cast((args, kwargs), precision.param_dtype)
-            return args, kwargs
-
-        def leave(_: nn.Module, args: Any, output: Any) -> Any:
-            if calls:
-                calls.pop().close()
-            return _cast(output, precision.output_dtype)
-
-        before = unit.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-        after = unit.register_forward_hook(leave, always_call=True)
+    def hooked(self) -> Iterator[None]:
+        """Register the hooks within the context."""
+        before = self._unit.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
+        after = self._unit.register_forward_hook(self._leave, always_call=True)
         try:
             yield
         finally:
             before.remove()
             after.remove()
-            while calls:
-                calls.pop().close()
+            while self._calls:
+                self._calls.pop().close()
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        memory: dict[int, Tensor] = {}
+
+        def whole(each: Any) -> Any:
+            if type(each) is not ShardedParameter:
+                return each
+            if id(each) not in memory:
+                memory[id(each)] = each.full_tensor_in(self._precision.param_dtype)
+            return memory[id(each)]
+
+        self._calls.append(ExitStack())
+        self._calls[-1].enter_context(_exchanged(self._slots, whole))
+        if self._precision.cast_forward_inputs:
+            args, kwargs = _cast((args, kwargs), self._precision.param_dtype)
+        return args, kwargs
+
+    def _leave(self, _: nn.Module, args: Any, output: Any) -> Any:
+        if self._calls:
+            self._calls.pop().close()
+        return _cast(output, self._precision.output_dtype)
 
 
 @contextmanager

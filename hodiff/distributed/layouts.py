@@ -136,14 +136,21 @@ class Layout:
         )
 
 
+# Path of a source file, with which the messages of gloo begin.
+_OF_GLOO = "gloo/transport"
+
+
 @contextmanager
-def exchanging(what: str) -> Iterator[None]:
-    """Turn torch's errors of an exchange between ranks into a `RankError`."""
+def exchanging(what: str, *, others: bool = False) -> Iterator[None]:
+    """Turn torch's errors of an exchange `what` into a `RankError`; those of `others`, code in between, stay."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, RankError):
         raise
     except RuntimeError as error:
+        of_group = isinstance(error, getattr(torch.distributed, "DistError", ())) or _OF_GLOO in str(error)
+        if others and not of_group:
+            raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RankError(
             f"{what}: expected all ranks of the device mesh to take part, and an exchange with them failed. Another "

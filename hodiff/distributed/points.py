@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hodiff.distributed.fully_sharded import FullyShardedModules, ShardedParameter, refusing_others
+from hodiff.distributed.fully_sharded import FullyShardedModules, refusing_others
 from hodiff.distributed.layouts import Layout, any_distributed, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local, gather, scatter
+from hodiff.distributed.stand_ins import ShardedParameter
 from hodiff.errors import InputError
 from hodiff.torch_internals.wording import Wording, says
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,14 @@ from torch import Tensor
 
 from hodiff.common.options import require_int
 from hodiff.common.trees import describe
-from hodiff.distributed.layouts import exchanging
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
-from hodiff.estimators.probes import draw
 from hodiff.estimators.results import precise
+from hodiff.estimators.saved_vectors import SavedVectors
 from hodiff.estimators.view import View
 
 FILE = "state.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -116,14 +114,17 @@ class Stages:
                 "ranks with whole vectors each, whose states could differ; pass DTensors with placement Replicate."
             )
         self._folder, self._every, self._last = Path(checkpoint.folder), checkpoint.every, view.products
-        probe = draw(view, "rademacher", 1, torch.Generator().manual_seed(0))
-        self._image = view.matmat(probe)
+        self._vectors = SavedVectors(view, self._folder)
+        self._image = view.matmat(self._vectors.probe)
         own = {"caller": view.caller, "n": view.total, "dtype": str(view.dtype), **(call or {})}
         if generator is not None:
             own["generator"] = f"state {zlib.crc32(generator.get_state().numpy().tobytes())}"
         self._call = {
             **own,
-            **{name: (precise(view.gram(probe, block))[0]).tolist() for name, block in (given or {}).items()},
+            **{
+                name: (precise(view.gram(self._vectors.probe, block))[0]).tolist()
+                for name, block in (given or {}).items()
+            },
         }
         sizes = {name: view.norms(block).tolist() for name, block in (given or {}).items()}
         saved = self._read()
@@ -154,31 +155,31 @@ class Stages:
         view, stages = self._view, {**self._finished, current: state}
         vectors = f"products-{view.products}"
         blocks = {"probe": {"image": self._image}, **{name: each.blocks for name, each in stages.items()}}
+        saved = self._vectors.save(blocks, vectors)
+        record = {
+            "format": FORMAT,
+            "call": self._call,
+            "products": view.products,
+            **saved,
+            "current": current,
+            "generator": None if self._generator is None else self._generator.get_state().tolist(),
+            "numbers": {name: each.numbers for name, each in stages.items()},
+        }
+        error: OSError | None = None
         if self._first_rank:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        self._wait()
-        _with_dcp("save", self._leaves(blocks), self._folder / vectors, view.shards)
-        if self._first_rank:
-            record = {
-                "format": FORMAT,
-                "call": self._call,
-                "products": view.products,
-                "vectors": vectors,
-                "current": current,
-                "generator": None if self._generator is None else self._generator.get_state().tolist(),
-                "numbers": {name: each.numbers for name, each in stages.items()},
-                "blocks": {
-                    name: {key: [block.shape[1], str(block.dtype), block.stride(1)] for key, block in each.items()}
-                    for name, each in blocks.items()
-                },
-            }
-            new = self._folder / f"{FILE}.new"
-            new.write_text(json.dumps(record))
-            os.replace(new, self._folder / FILE)
-            for each in self._folder.glob("products-*"):
-                if each.name != vectors:
-                    shutil.rmtree(each, ignore_errors=True)
-        self._wait()
+            try:
+                new = self._folder / f"{FILE}.new"
+                new.write_text(json.dumps(record))
+                os.replace(new, self._folder / FILE)
+            except OSError as caught:
+                error = caught
+            else:
+                for each in self._folder.glob("products-*"):
+                    if each.name != vectors:
+                        shutil.rmtree(each, ignore_errors=True)
+        failed = torch.tensor([float(error is not None)], device=view.device)
+        if bool(failed if view.shards is None else reduce_over(view.shards.mesh, failed)):
+            raise self._vectors.unwritable(str(error or "an error of the first rank")) from error
 
     def _read(self) -> dict[str, Any] | None:
         """Read the record; all ranks must find the same one."""
@@ -222,18 +223,8 @@ class Stages:
 
     def _load(self, record: dict[str, Any]) -> None:
         """Read all stages, and compare the operator's product with that of the saved run."""
-        assert self._folder is not None
         view = self._view
-        blocks = {
-            name: {
-                key: self._empty(count, getattr(torch, dtype.removeprefix("torch.")), by_rows=stride == 1)
-                for key, (count, dtype, stride) in each.items()
-            }
-            for name, each in record["blocks"].items()
-        }
-        leaves = self._leaves(blocks)
-        _with_dcp("load", leaves, self._folder / record["vectors"], view.shards)
-        self._join(leaves, blocks)
+        blocks = self._vectors.load(record)
         self._require_operator(blocks.pop("probe")["image"])
         stages = {name: State(numbers, blocks.get(name, {})) for name, numbers in record["numbers"].items()}
         current = record["current"]
@@ -263,65 +254,3 @@ class Stages:
     def _first_rank(self) -> bool:
         shards = self._view.shards
         return shards is None or int(shards.mesh.mesh.flatten()[0]) == dist.get_rank()
-
-    def _wait(self) -> None:
-        if self._view.shards is not None:
-            reduce_over(self._view.shards.mesh, torch.zeros(1, device=self._view.device))
-
-    @property
-    def _shapes(self) -> Sequence[torch.Size]:
-        view = self._view
-        return [torch.Size([view.n])] if view.domain is None else view.domain.shapes
-
-    def _leaves(self, blocks: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return all blocks as tensors (k, *shape), one for each leaf of the operator's vectors."""
-        found, shards = {}, self._view.shards
-        for stage, named in blocks.items():
-            for name, block in named.items():
-                if not block.shape[1]:
-                    continue
-                if shards is not None:
-                    leaves = shards.leaves(block, self._shapes)
-                else:
-                    parts = block.t().split([shape.numel() for shape in self._shapes], 1)
-                    leaves = [part.reshape(len(part), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
-                found.update({f"{stage}/{name}/{i}": each.contiguous() for i, each in enumerate(leaves)})
-        return found
-
-    def _join(self, leaves: dict[str, Any], blocks: dict[str, dict[str, Tensor]]) -> None:
-        """Copy leaves to the blocks of which they are parts."""
-        for stage, named in blocks.items():
-            for name, block in named.items():
-                if block.shape[1]:
-                    parts = [leaves[f"{stage}/{name}/{i}"] for i in range(len(self._shapes))]
-                    local = parts if self._view.shards is None else [each.to_local() for each in parts]
-                    shapes = [(len(each), size.numel()) for each, size in zip(local, self._shapes, strict=True)]
-                    block.copy_(torch.cat([each.reshape(s) for each, s in zip(local, shapes, strict=True)], 1).t())
-
-    def _empty(self, count: int, dtype: torch.dtype, *, by_rows: bool) -> Tensor:
-        """Return a block; a run repeats its rounding only with vectors in the same memory layout."""
-        shape = (self._view.n, count) if by_rows else (count, self._view.n)
-        block = torch.empty(shape, dtype=dtype, device=self._view.device)
-        return block if by_rows else block.t()
-
-
-def _with_dcp(action: str, leaves: dict[str, Tensor], folder: Path, shards: Any) -> None:
-    """Save or load tensors by `torch.distributed.checkpoint`, with the ranks of the vectors."""
-    if not dist.is_available():
-        raise InputError("Checkpoint: expected torch with torch.distributed, got a build without it.")
-    import torch.distributed.checkpoint as dcp
-
-    run = getattr(dcp, action)
-    if shards is None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-            run(leaves, checkpoint_id=folder, no_dist=True)
-        return
-    mesh = shards.mesh
-    if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
-        raise InputError(
-            f"Checkpoint: expected a device mesh of one dimension or of all ranks, got {mesh} of "
-            f"{dist.get_world_size()} ranks; save states on all ranks."
-        )
-    with exchanging("saving or loading a state"):
-        run(leaves, checkpoint_id=folder, process_group=mesh.get_group() if mesh.ndim == 1 else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hodiff.optim.sharded_curvature import ShardedCurvature
 from hodiff.optim.training_optimizer import Group
 from hodiff.optim.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
+from hodiff.torch_internals.tensors import version_of
 
 
 class CurvatureOptimizer(ShardedCurvature, Observer):
@@ -140,17 +142,18 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         derivative is.
 
         Args:
-            loss: The loss, a tensor of shape () with its graph on the parameters. For sharded parameters, a closure
-                that returns the loss and does not call backward.
+            loss: A closure that returns the loss and does not call backward, evaluated within `hodiff.corrected()`;
+                or the loss, a tensor of shape () with its graph on the parameters. Sharded parameters require a
+                closure.
 
         Raises:
             InputError: If the loss is not such a tensor or closure.
             RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
         """
-        if not self.sharded:
-            self._require_scalar(loss)
-        elif not callable(loss):
+        if self.sharded and not callable(loss):
             raise self._require_closure()
+        if not callable(loss):
+            self._require_scalar(loss)
         self._update(loss)
 
     def require_dtypes(self) -> None:
@@ -304,10 +307,7 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
             if self.sharded:
                 own = self._on_shards(given, parameters, gradients=False)[1]
             else:
-                # As in `step`, parameters that the loss does not use keep their curvature.
-                leaves = set(map(id, inspect_graph(given).leaves))
-                used = [p for p in parameters if id(p) in leaves]
-                found, error = self._ranks.attempt(self._estimated, given, used or parameters, False)
+                found, error = self._ranks.attempt(self._estimated_for, given)
                 own = {} if found is None else {id(p): h for p, h in found[0]}
             if self._ranks.size > 1:
                 codes = self._ranks.exchange(self.caller, error, self._codes(own), parameters[0].device)
@@ -317,6 +317,32 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
         with torch.no_grad():
             self._take(own)
         self._wait()
+
+    def _estimated_for(self, given: Any) -> tuple[Estimates, Estimates]:
+        """Estimate the curvature of a loss, or of the loss that a closure returns, for `update_curvature`."""
+        if callable(given):
+            given = self._returned(given)
+            self._require_scalar(given)
+        # As in `step`, parameters that the loss does not use keep their curvature.
+        leaves = set(map(id, inspect_graph(given).leaves))
+        used = [p for p in self.parameters() if id(p) in leaves]
+        return self._estimated(given, used or self.parameters(), False)
+
+    def _returned(self, closure: Closure) -> Any:
+        """Evaluate a closure that does not call backward."""
+        parameters = self.parameters()
+        before = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
+        # Estimates from first derivatives find the loss by the name of torch's operator.
+        corrections = Corrections(lean=True) if self.second_order else nullcontext()
+        with torch.enable_grad(), corrections, noting_operands(self):
+            loss = closure()
+        for p, (gradient, version) in zip(parameters, before, strict=True):
+            if p.grad is not gradient or (p.grad is not None and version_of(p.grad) != version):
+                raise InputError(
+                    f"{self.caller}: update_curvature: expected a closure that returns the loss and leaves gradients "
+                    "as they are, got one that changes them; remove zero_grad and backward from it."
+                )
+        return loss
 
     def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         self._begin_draws()
@@ -378,8 +404,8 @@ class CurvatureOptimizer(ShardedCurvature, Observer):
     def _require_scalar(self, loss: Any) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point() or not loss.requires_grad:
             raise InputError(
-                f"{self.caller}: update_curvature: expected the loss, one real number with its graph, got "
-                f"{describe(loss)}; pass it before loss.backward()."
+                f"{self.caller}: update_curvature: expected the loss, one real number with its graph, or a closure "
+                f"that returns it, got {describe(loss)}; pass it before loss.backward()."
             )
 
     def _require_curvature(self, parameter: Tensor) -> None:

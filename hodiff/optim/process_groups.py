@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hodiff.common.complex_numbers import as_real
+from hodiff.distributed.layouts import exchanging
 from hodiff.errors import InputError
 from hodiff.operators.data.distributed import rank_in, require_group, size_of
 
@@ -57,7 +58,8 @@ class Ranks:
         """Return the numbers of all ranks, (ranks, len(numbers)); raise if a rank has an error."""
         own = torch.tensor([float(error is not None), *numbers], dtype=torch.float64, device=device)
         rows = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(rows, own, group=self.group)
+        with exchanging("exchanging losses and errors"):
+            dist.all_gather(rows, own, group=self.group)
         if error is not None:
             raise error
         found = torch.stack(rows).cpu()
@@ -82,7 +84,8 @@ class Ranks:
         for bucket in _buckets(tensors):
             # A conjugate view would be copied, and its sum lost.
             flat = torch.cat([each.reshape(-1) for each in bucket]).resolve_conj()
-            dist.all_reduce(as_real(flat), group=self.group)
+            with exchanging("adding up the numbers of ranks"):
+                dist.all_reduce(as_real(flat), group=self.group)
             for tensor, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 

@@ -201,13 +201,13 @@ class SophiaG(_Sophia):
         The graph of the logits stays, so that `loss.backward()` can follow; gradients do not change.
 
         Args:
-            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters. For
-                sharded parameters, a closure that returns a cross-entropy and does not call backward.
+            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters. Or a
+                closure that returns a cross-entropy and does not call backward, which sharded parameters require.
 
         Raises:
             InputError: If the logits are not such a tensor.
         """
-        if self.sharded:
+        if self.sharded or callable(logits):
             super().update_curvature(logits)
             return
         if not isinstance(logits, Tensor) or not logits.dim() or not logits.is_floating_point():

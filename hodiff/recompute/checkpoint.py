@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.overriding import overridable_in_trees
+from hodiff.distributed.fully_sharded import running_again, sharded_modules_run
+from hodiff.distributed.stand_ins import gathered, shard_of, stand_in
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
@@ -48,7 +50,10 @@ class CallProgram(Program):
         self._closed_over = ClosedOver(name, f, *self._constants)
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._count = len(given)
-        self._inputs = [*given, *self._closed_over.take()]
+        # Autograd sees the shards of fully sharded modules, and gathers them in each run.
+        parts = [shard_of(each) for each in (*given, *self._closed_over.take())]
+        self._inputs, self._layouts = [shard for shard, _ in parts], [layout for _, layout in parts]
+        self._again = partial(running_again, name) if sharded_modules_run() else nullcontext
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
         self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
         self._ran = False
@@ -65,7 +70,7 @@ class CallProgram(Program):
         """Call the function."""
         with one_thread_at_a_time():
             if self._ran:
-                with self._surroundings.restored():
+                with self._surroundings.restored(), self._again():
                     return self._call(inputs)
             self._ran = True
             before = list(map(_version, inputs))
@@ -88,12 +93,13 @@ class CallProgram(Program):
         self.returns_views = any(_memory(each) in memory for each in fresh)
 
     @at_another_point
-    def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _call(self, shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs = tuple(map(stand_in, shards, self._layouts))
         given = iter(inputs[: self._count])
         leaves = [next(given) if each else c for each, c in zip(self._is_tensor, self._constants, strict=True)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         with self._closed_over.filled(inputs[self._count :]):
-            output = self.function(*args, **kwargs)
+            output = gathered(self.function(*args, **kwargs))
         leaves, self._output_spec = pytree.tree_flatten(output)
         self._output = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._is_output = [isinstance(leaf, Tensor) for leaf in leaves]

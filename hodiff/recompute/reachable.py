@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.overriding import is_moving
 from hodiff.common.randomness import RandomState, is_generator
+from hodiff.distributed.fully_sharded import Gathering
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_of_no_running_transform
 
@@ -77,6 +78,8 @@ _ATOMS = (
     torch.dtype,
     torch.device,
     torch.Size,
+    # Hooks lead to all parameters of a model, which a part of the model does not use.
+    Gathering,
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 _EMPTY = CellType()

@@ -47,6 +47,11 @@ def offloads(module: Any) -> bool:
     return any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in _groups_of(module))
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the hooks of `fully_shard` gather the parameters of a module when it is called."""
+    return any(map(_is_of_fully_shard, module._forward_pre_hooks.values()))
+
+
 @contextmanager
 def without_hooks(module: nn.Module) -> Iterator[None]:
     """Remove the hooks of `fully_shard` from a module within the context."""

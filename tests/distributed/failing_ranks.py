@@ -1,4 +1,4 @@
-"""One rank of two, run by test_products.py: rank 1 raises in the function, and both ranks end with an error."""
+"""One rank of two, run by test_products.py: rank 1 raises in a function or a closure, and both end with an error."""
 
 import sys
 from typing import Any
@@ -15,23 +15,41 @@ from torch.func import functional_call
 import hodiff
 
 
-def fails() -> None:
+def model() -> tuple[nn.Sequential, Any]:
+    """Return a fully sharded model, and its loss, which raises in the fourth call on rank 1."""
     mesh = init_device_mesh("cpu", (2,))
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(D)
-    for each in (model[0], model[2], model):
+    layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(D)
+    for each in (layers[0], layers[2], layers):
         fully_shard(each, mesh=mesh)
-    x, calls = dict(model.named_parameters()), [0]
+    calls = [0]
 
-    def f(p: Any, batch: Tensor) -> Tensor:
+    def loss(p: Any, batch: Tensor) -> Tensor:
         calls[0] += 1
         if dist.get_rank() == 1 and calls[0] == 4:
             raise ValueError("this rank fails")
-        return F.mse_loss(functional_call(model, p, (batch,)), torch.zeros(2, 1, dtype=D))
+        return F.mse_loss(functional_call(layers, p, (batch,)), torch.zeros(2, 1, dtype=D))
 
-    A = hodiff.HessianOperator(f, x, data=[torch.ones(2, 3, dtype=D)], process_group=dist.group.WORLD, cache=False)
+    return layers, loss
+
+
+def product() -> None:
+    layers, loss = model()
+    x, data = dict(layers.named_parameters()), [torch.ones(2, 3, dtype=D)]
+    A = hodiff.HessianOperator(loss, x, data=data, process_group=dist.group.WORLD, cache=False)
     A @ x
+    A @ x
+
+
+def closure() -> None:
+    layers, loss = model()
+    optimizer = hodiff.optim.Shampoo(layers.parameters())
+    for _ in range(4):
+        optimizer.step(lambda: loss({}, torch.ones(2, 3, dtype=D)))
+
+
+def fails() -> None:
     try:
-        A @ x
+        {"product": product, "closure": closure}[sys.argv[4]]()
     except hodiff.HodiffError as error:
         sys.stdout.write(f"{type(error).__name__}: {error}")
         sys.exit(3)

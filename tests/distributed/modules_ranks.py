@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,15 +44,15 @@ class Attending(nn.Module):
 
 
 class Residual(nn.Module):
-    def __init__(self, *, checkpointed: bool = False) -> None:
+    def __init__(self, call: Callable[..., Tensor] = lambda block, x: block(x)) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(15, 7), nn.Tanh(), nn.Linear(7, 15)) for _ in range(2))
-        self.out, self.checkpointed = nn.Linear(15, 1), checkpointed
+        self.out, self.call = nn.Linear(15, 1), call
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         for block in self.blocks:
-            x = x + (checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x))
+            x = x + self.call(block, x)
         return self.out(x)[:, 0]
 
 
@@ -149,6 +151,12 @@ def refusals() -> None:
     pieces = [data] * (1 + dist.get_rank())
     with pytest.raises(hodiff.InputError, match="same number of batches"):
         hodiff.HessianOperator(of_batch, x, data=pieces, process_group=group) @ x
+    pieces = [data] * dist.get_rank()
+    with pytest.raises(hodiff.InputError, match="same number of batches"):
+        hodiff.HessianOperator(of_batch, x, data=pieces, process_group=group) @ x
+    empty = [tuple(each[: len(each) * dist.get_rank()] for each in data)]
+    with pytest.raises(hodiff.InputError, match=r"remove empty batches|an error on another rank"):
+        hodiff.HessianOperator(of_batch, x, data=empty, process_group=group) @ x
     short = [tuple(each[: 3 + dist.get_rank()] for each in data)]
     with pytest.raises(hodiff.InputError, match="batches of one size"):
         hodiff.HessianOperator(of_batch, x, data=short) @ x
@@ -167,10 +175,11 @@ def refusals() -> None:
     many(own(X))
     with pytest.raises(hodiff.InputError, match="left gathered"):
         hodiff.hvp(f, dict(many.named_parameters()), x, *data)
-    checkpointed = made(lambda: Residual(checkpointed=True))
+    unknown = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), nullcontext()))
+    checkpointed = made(lambda: Residual(unknown))
     fully_shard(checkpointed, mesh=mesh)
     y = dict(checkpointed.named_parameters())
-    with pytest.raises(hodiff.InputError, match="activation checkpointing"):
+    with pytest.raises(hodiff.InputError, match="context_fn"):
         hodiff.hvp(by_name(checkpointed), y, y, *data)
     offloaded = made(Residual)
     fully_shard(offloaded, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))

@@ -1,9 +1,11 @@
 """States of long computations: a run that an error interrupts resumes with the numbers of an uninterrupted one."""
 
 import json
+import shutil
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import ConvergenceError, HessianOperator, InputError
@@ -170,6 +172,40 @@ def test_states_of_other_runs_are_refused(tmp_path):
     (tmp_path / "broken" / "state.json").write_text("{}")
     with pytest.raises(InputError, match="eigsh: checkpoint: expected a folder that is empty"):
         eigsh(POSITIVE, 2, method="lanczos", checkpoint=tmp_path / "broken")
+
+
+def changed(file):
+    """Change one number of a vector, by a millionth."""
+    known = dcp.FileSystemReader(file.parent).read_metadata().state_dict_metadata
+    leaves = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in known.items()}
+    dcp.load(leaves, checkpoint_id=file.parent, no_dist=True)
+    vector = next(each for name, each in leaves.items() if "probe" not in name)
+    vector[0, 7] += 1e-6 * vector.norm()
+    dcp.save(leaves, checkpoint_id=file.parent, no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+        changed,
+        lambda file: file.unlink(),
+        lambda file: shutil.rmtree(file.parent),
+    ],
+)
+def test_damaged_states_are_refused(tmp_path, damage):
+    solve(POSITIVE, B, checkpoint=Checkpoint(tmp_path, every=10))
+    (file,) = tmp_path.glob("products-*/*.distcp")
+    damage(file)
+    with pytest.raises(InputError, match="solve: checkpoint: expected a folder with the files of a whole state, got"):
+        solve(POSITIVE, B, checkpoint=tmp_path)
+
+
+def test_folders_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="solve: checkpoint: expected a folder in which every rank can write"):
+        solve(POSITIVE, B, checkpoint=Checkpoint(tmp_path / "file", every=10))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+import hodiff
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WIDTH = 4
 
@@ -66,12 +68,32 @@ def joint_hessian(example: ModuleType) -> Tensor:
     return torch.autograd.functional.hessian(loss, flat)
 
 
+def dense_influences(example: ModuleType) -> Tensor:
+    """Return the influences of all lines, by the dense matrix of one process and the gradient of each line alone."""
+    model = example.Scores(WIDTH)
+    x = example.multiplied(model)
+    data = example.load_batches(0, 1)
+    M = hodiff.EKFACOperator(model, F.cross_entropy, x, data=data, fisher="monte-carlo").to_dense()
+
+    def gradient(line: str, reduction: str) -> Tensor:
+        inputs, labels = example.batch_of([line])
+        found = torch.autograd.grad(F.cross_entropy(model(inputs), labels, reduction=reduction), list(x.values()))
+        return torch.cat([each.flatten() for each in found])
+
+    damped = M + example.DAMPING * M.diagonal().mean() * torch.eye(len(M), dtype=M.dtype)
+    u = torch.linalg.solve(damped, gradient(example.QUERY, "mean"))
+    characters = sum(len(line[: example.CONTEXT]) - 1 for line in example.training_lines())
+    return torch.stack([gradient(line, "sum") @ u for line in example.training_lines()]) / characters
+
+
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.slow
-def test_one_and_two_ranks_agree_with_the_dense_hessian(example: ModuleType) -> None:
+def test_one_and_two_ranks_agree_with_dense_matrices(example: ModuleType) -> None:
     one, two = printed(1), printed(2)
-    assert len(one) == 6
+    assert len(one) == 8
     assert one == two
     numbers = [float(line.split()[-1]) for line in one[:5]]
     expected = torch.linalg.eigvalsh(joint_hessian(example)).flip(0)[:2].tolist()
     assert numbers[:2] == pytest.approx(expected, rel=1e-5)
+    found = [float(line.split()[-1]) for line in one[6:]]
+    assert found == pytest.approx(dense_influences(example).topk(2).values.tolist(), rel=1e-5)

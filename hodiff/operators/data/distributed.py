@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from hodiff.distributed.layouts import exchanging
 from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
-from hodiff.operators.data.batches import Size
+from hodiff.operators.data.batches import Batch, Size
 
 
 def require_group(caller: str, argument: str, process_group: Any) -> None:
@@ -52,6 +53,50 @@ def sum_over_ranks(total: Tensor, size: Size, process_group: Any) -> tuple[Tenso
         dist.all_reduce(total, group=process_group)
         dist.all_reduce(sizes, group=process_group)
     return total, Size(*sizes.tolist())
+
+
+def in_step(caller: str, batches: Iterable[Batch], mesh: Any) -> Iterator[Batch]:
+    """Iterate over the batches of all ranks of a mesh, which gather parameters together.
+
+    Args:
+        caller: The operator, for error messages.
+        batches: The batches of this rank.
+        mesh: The device mesh of the parameters; None for one process.
+
+    Yields:
+        Each batch.
+
+    Raises:
+        InputError: On all ranks, if ranks have different numbers of batches, or the batches of a rank raise an error.
+    """
+    if mesh is None:
+        yield from batches
+        return
+    own = iter(batches)
+    while True:
+        batch, error = None, None
+        try:
+            batch = next(own, None)
+        except Exception as caught:
+            error = caught
+        numbers = torch.tensor([float(batch is not None), float(error is not None)], device=mesh.device_type)
+        present, failed = reduce_over(mesh, numbers).tolist()
+        if error is not None:
+            raise error
+        if failed:
+            raise InputError(
+                f"{caller}: data: expected batches on every rank, got an error on another rank; see the error message "
+                "there."
+            )
+        if present not in (0, int(mesh.size())):
+            raise InputError(
+                f"{caller}: data: expected the same number of batches that count on every rank, because ranks gather "
+                f"parameters together, got a batch on {present:g} of {mesh.size()} ranks; split the data evenly, or "
+                "leave out the last batches."
+            )
+        if batch is None:
+            return
+        yield batch
 
 
 class JointBatches:
@@ -103,8 +148,12 @@ class JointBatches:
         """Whether all ranks say yes."""
         return bool(self._reduced([float(told)], "MIN")[0])
 
-    def weigh(self, size: Size | None) -> tuple[Size, float | None]:
-        """Exchange the sizes of the ranks' batches; None at the end of a rank's data.
+    def in_step(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Iterate over the batches of all ranks; see the function."""
+        return in_step(self._caller, batches, self._mesh)
+
+    def weigh(self, size: Size) -> tuple[Size, float | None]:
+        """Exchange the sizes of the ranks' batches.
 
         Args:
             size: The size of this rank's batch.
@@ -113,25 +162,15 @@ class JointBatches:
             The size of the joint batch, and the weight of this rank in it; None for the weight of a mean over ranks.
 
         Raises:
-            InputError: If ranks have different numbers of batches, or other sizes without a process group.
+            InputError: If ranks have batches of other sizes without a process group.
         """
-        own = Size() if size is None else size
-        present, divisor, factors = self._reduced(
-            [float(size is not None), own.divisor, own.factors], "SUM", self._data_mesh
-        )
-        if present not in (0, int(self._data_mesh.size())):
-            raise InputError(
-                f"{self._caller}: data: expected the same number of batches that count on every rank, because ranks "
-                f"gather parameters together, got a batch on {present:g} of {self._data_mesh.size()} ranks; split the "
-                "data evenly, or leave out the last batches."
-            )
-        if size is None or self.is_sum:
-            joint = Size(divisor, factors)
-            return joint, None if size is None else size.weight / joint.weight
-        low, high = self._reduced([own.divisor, own.factors], "MIN"), self._reduced([own.divisor, own.factors], "MAX")
+        if self.is_sum:
+            joint = Size(*self._reduced([size.divisor, size.factors], "SUM", self._data_mesh))
+            return joint, size.weight / joint.weight
+        low, high = (self._reduced([size.divisor, size.factors], each) for each in ("MIN", "MAX"))
         if low != high:
             raise InputError(
                 f"{self._caller}: data: expected batches of one size on all ranks, got {low[0]:g} to {high[0]:g} "
                 "examples; pass process_group if ranks have different data."
             )
-        return own, None
+        return size, None

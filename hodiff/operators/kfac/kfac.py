@@ -49,7 +49,7 @@ class KFACOperator(LayeredOperator):
     sharing, and for all examples if the model is linear in its inputs and the loss squared. Over `data`, A and B do
     not depend on how the examples are cut into batches; "monte-carlo" draws other targets for another cut.
 
-    Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, with separate factors for each group of channels;
+    Layers: `Linear`, and `Conv1D` of `transformers`; `Conv1d`, `Conv2d` and `Conv3d`, with separate factors for each group of channels;
     `Embedding`, whose A is diagonal and computed as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in
     eval mode) and `InstanceNorm`, for which the exact block is used, or its diagonal. A separate bias has A = 1. Layers
     are hooked, so the model has to be a module that calls them. Places that the loss ignores, such as padding, count in

@@ -133,7 +133,7 @@ class LayeredOperator(FactoredOperator):
     def _recorded_batches(self) -> Iterator[tuple[Batch, Recorded]]:
         """Yield each batch with the model's evaluation on it."""
         caller, modules = type(self).__name__, list(self.model.modules())
-        for batch in self._joint.in_step(iter(self.batches)):
+        for batch in self._joint.in_step(self.batches):
             inputs, targets = pair(self.args if self.batches.data is None else batch.content)
             arguments = (self.x, inputs)
             function = bind(

@@ -86,8 +86,11 @@ def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[
     """Return the block of a layer's parameters; `held` has their leaf indices, weight first."""
     kind = KINDS[known]
     groups, p, q = kind.sizes(module)
-    piece = {WEIGHT: (groups, q, p)} if kind.one_hot else {WEIGHT: (groups, p, q), BIAS: (groups, p, 1)}
-    pieces = tuple(Piece(index, piece[part], kind.one_hot) for part, index in held.items())
+    weight = (groups, q, p) if kind.inputs_first else (groups, p, q)
+    pieces = tuple(
+        Piece(index, weight, kind.inputs_first) if part == WEIGHT else Piece(index, (groups, p, 1))
+        for part, index in held.items()
+    )
     layout = Layout(pieces, dim=-1 if kind.inputs is not None else -2)
     return Source(layer, known, tuple(held), layout, kind.inputs is None and norm == DIAGONAL)
 

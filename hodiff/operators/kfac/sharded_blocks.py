@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.vectors import Shards, reduce_over
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Size
-from hodiff.operators.data.distributed import JointBatches, rank_in, size_of, sum_over_ranks
+from hodiff.operators.data.distributed import JointBatches, in_step, rank_in, size_of, sum_over_ranks
 from hodiff.operators.kfac.blocks import Layout
 from hodiff.operators.linear.spaces import Space
 
@@ -62,21 +62,9 @@ class JointFactors:
         # This compares the group with the mesh.
         JointBatches(caller, point, shards.mesh, process_group)
 
-    def in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Iterate over batches; raise on all ranks if some have no more batches, because layers gather together."""
-        while True:
-            batch = next(batches, None)
-            if self._shards is not None:
-                counts = torch.tensor([float(batch is not None)], device=self._shards.mesh.device_type)
-                present = float(reduce_over(self._shards.mesh, counts))
-                if 0 < present < self._size:
-                    raise InputError(
-                        f"{self._caller}: data: expected equal numbers of batches on all ranks, got more on some; "
-                        "distribute the batches, for instance by drop_last=True."
-                    )
-            if batch is None:
-                return
-            yield batch
+    def in_step(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Iterate over batches; all ranks of sharded parameters take them together."""
+        return in_step(self._caller, batches, None if self._shards is None else self._shards.mesh)
 
     def number_of(self, batch: Batch) -> int:
         """Return the number of a batch among those of all ranks."""

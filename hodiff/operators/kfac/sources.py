@@ -62,7 +62,8 @@ class Kind:
         bias: Vectors g of the bias.
         inputs: Vectors a of the weight; None if they are 1, as in a norm.
         sizes: (groups, p, q) of the weight.
-        one_hot: Whether inputs are row indices, and the weight has its inputs first.
+        one_hot: Whether inputs are row indices.
+        inputs_first: Whether the weight has its inputs first.
         rank: Least number of dimensions of an input, including examples and features.
         refused: The unsupported options of a layer, in words, or "".
     """
@@ -72,6 +73,7 @@ class Kind:
     inputs: Inputs | None
     sizes: Callable[[Any], tuple[int, int, int]]
     one_hot: bool = False
+    inputs_first: bool = False
     rank: Callable[[Any], int] = lambda module: 2
     refused: Callable[[Any], str] = lambda module: ""
 
@@ -157,6 +159,7 @@ EMBEDDING = Kind(
     _picked,
     lambda m: (1, m.embedding_dim, m.num_embeddings),
     one_hot=True,
+    inputs_first=True,
     rank=lambda m: 1,
     refused=_renormalized,
 )
@@ -179,13 +182,24 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.InstanceNorm2d: INSTANCE_NORM,
     nn.InstanceNorm3d: INSTANCE_NORM,
 }
+# Layers of other libraries, which need not be installed, by module and name.
+_OF_LIBRARIES = {
+    ("transformers.pytorch_utils", "Conv1D"): Kind(
+        _last, _last, lambda m, x: x.reshape(len(x), -1, 1, m.nx), lambda m: (1, m.nf, m.nx), inputs_first=True
+    )
+}
 # Layers that mix examples if they use a batch's own statistics.
 MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def known_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the first class in the layer's method resolution order that is in the table, or None."""
-    return next((each for each in type(module).__mro__ if each in KINDS), None)
+    for each in type(module).__mro__:
+        if (kind := _OF_LIBRARIES.get((each.__module__, each.__name__))) is not None:
+            KINDS.setdefault(each, kind)
+        if each in KINDS:
+            return each
+    return None
 
 
 def one_hot_counts(rows: Tensor, values: Tensor, size: int) -> Tensor:

@@ -73,11 +73,9 @@ class KeptLinearizations:
             yield from self._kept.values()
             return
         count = 0
-        for batch in self._batches:
+        for batch in self._batches if self._joint is None else self._joint.in_step(self._batches):
             count += 1
             if batch.index in self._kept:
-                if self._joint is not None:
-                    self._joint.weigh(batch.size)
                 yield self._kept[batch.index]
                 continue
             linearization, size = make(batch)
@@ -88,8 +86,6 @@ class KeptLinearizations:
                 if not mark.agrees(known):
                     raise another_function(self._caller, batch.index)
             yield linearization, size
-        if self._joint is not None:
-            self._joint.weigh(None)
         self._count = count
 
     def again(self, make: Callable[[Batch], tuple[Linearization, Size]]) -> Iterator[tuple[Linearization, Size]]:

@@ -56,6 +56,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
         self._fisher, self._sharing = fisher, sharing
         self._listened: set[int] = set()
+        # Whether `update_curvature` evaluates a closure.
+        self._evaluates = False
         # Uses of each parameter in the graph when they were last checked.
         self._uses: dict[int, Any] = {}
         # Owners of the blocks of sharded parameters, once they are known.
@@ -77,13 +79,15 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
         # A closure on shards calls layers with gathered tensors.
-        return self._closure_on_shards is not None or any(id(p) in self._listened for p in parameters)
+        return (
+            self._evaluates or self._closure_on_shards is not None or any(id(p) in self._listened for p in parameters)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._uses, self._owned = {}, None
+        self._uses, self._owned, self._evaluates = {}, None, False
         super().__setstate__(state)
 
     def _wait(self) -> None:
@@ -97,6 +101,15 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         try:
             return super()._on_shards(closure, due, gradients=gradients)
         finally:
+            wait_for_layers(self, bool(self._listened))
+
+    def _returned(self, closure: Closure) -> Any:
+        self._evaluates = True
+        wait_for_layers(self, True)
+        try:
+            return super()._returned(closure)
+        finally:
+            self._evaluates = False
             wait_for_layers(self, bool(self._listened))
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:

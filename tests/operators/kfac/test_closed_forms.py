@@ -55,6 +55,31 @@ def test_spectra_inverses_and_norms_match_dense_matrix(kind: Any, options: dict[
     close(pairs.eigenvectors.T @ V, Q.mT @ V)
 
 
+@pytest.mark.slow
+@KINDS
+@pytest.mark.parametrize("options", [{}, {"bias": "separate", "sharing": "reduce"}])
+def test_transposed_linear_layers_of_transformers(kind: Any, options: dict[str, str]) -> None:
+    layer = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    known = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 3)).double()
+    model = nn.Sequential(layer(4, 3), nn.Tanh(), layer(3, 4), nn.Flatten(), nn.Linear(6, 3)).double()
+    transposed = {"0.weight", "2.weight"}
+
+    def moved(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each.mT if name in transposed else each for name, each in tree.items()}
+
+    x = {name: each.detach() for name, each in known.named_parameters()}
+    model.load_state_dict(moved(x))
+    data = torch.randn(7, 2, 3).double(), torch.randint(3, (7,))
+    A = kind(known, F.cross_entropy, x, *data, **options)
+    B = kind(model, F.cross_entropy, dict(model.named_parameters()), *data, **options)
+    v = {name: torch.randn_like(each) for name, each in x.items()}
+    for P, Q in ((A, B), (A.inverse(damping=0.1), B.inverse(damping=0.1))):
+        expected = moved(P @ v)
+        for name, each in (Q @ moved(v)).items():
+            close(each, expected[name], 1e-11)
+
+
 def identity(M: Tensor) -> Tensor:
     return torch.eye(len(M), dtype=M.dtype)
 

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_co
 
 from hodiff.common.tensor_rules import by_tensor_rule
 from hodiff.corrections.mechanism.mode import Corrections
-from hodiff.distributed.fully_sharded import refuse_checkpoint
+from hodiff.distributed.fully_sharded import sharded_modules_run
+from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.surroundings import Surroundings
@@ -53,11 +54,18 @@ def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, 
     """Run torch's checkpoint, or hodiff's where corrections are active."""
     if not callable(function):
         return own()(function, *args, **kwargs)
-    refuse_checkpoint(_NAME)
-    if not _are_active():
+    sharded = sharded_modules_run()
+    if not (_are_active() or sharded):
         return own()((_Again if _OF_TORCH.get() else _Uncorrected)(function), *args, **kwargs)
     options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
-    if _is_refused(options, kwargs) or not _only_saves_memory(options):
+    saves_memory = _only_saves_memory(options)
+    if _is_refused(options, kwargs) or not saves_memory:
+        if sharded and not saves_memory:
+            raise InputError(
+                f"{_NAME}: expected context_fn of torch.utils.checkpoint.create_selective_checkpoint_contexts, or "
+                f"none, in fully sharded modules, got {options.get('context_fn')}, which may change the results; "
+                "leave it out, or use hodiff.checkpoint."
+            )
         return own()(_Again(function), *args, **options, **kwargs)
     result = by_tensor_rule(torch_checkpoint, (function, *args), kwargs)
     return checkpointed(_NAME, function, args, kwargs) if result is None else result
