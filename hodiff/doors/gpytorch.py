@@ -83,8 +83,8 @@ def _matern(
 ) -> Tensor:
     # The points are constants, and so are distances of 0 at every lengthscale.
     a = math.sqrt(2 * nu) * distances(x1, x2) / lengthscale
-    factors = {0.5: lambda: 1.0, 1.5: lambda: 1 + a, 2.5: lambda: 1 + a + a * a / 3}
-    return factors[nu]() * (-a).exp()
+    powers = {0.5: (1.0,), 1.5: (1.0, 1.0), 2.5: (1.0, 1.0, 1 / 3)}[nu]
+    return (-a).exp() * sum(factor * a**n for n, factor in enumerate(powers))
 
 
 def _distances(

@@ -144,7 +144,9 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
         if (lost or not linear) and not leading.isdisjoint(each.parents):
             SCHEDULE.begin_again(function, key)
-            reason = lost_slope_of(each.node, linear=each.linear) if linear else _nonlinear(described_backward(each.node))
+            reason = (
+                lost_slope_of(each.node, linear=each.linear) if linear else _nonlinear(described_backward(each.node))
+            )
             raise UnrecordedGradientError(reason)
     # With several outputs, one may be the gradient itself, and backward may ignore its cotangent.
     suspects[:] = [

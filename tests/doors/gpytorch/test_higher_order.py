@@ -110,7 +110,10 @@ def test_hessian_of_the_marginal_likelihood(name, iterative):
 def test_outside_the_context_hessians_are_right_or_refused(name, iterative):
     model = Evidence(KERNELS[name]())
     with gpytorch.settings.max_cholesky_size(1 if iterative else 800):
-        evidence = lambda p: torch.func.functional_call(model, p, ())
+
+        def evidence(p):
+            return torch.func.functional_call(model, p, ())
+
         if name.endswith("lengthscales") and not iterative:
             expected = hodiff.hessian_matrix(lambda p: dense_evidence(name, p), parameters_of(model))
             close(hodiff.hessian_matrix(evidence, parameters_of(model)), expected)
@@ -161,7 +164,9 @@ def test_solutions_by_the_right_hand_side_need_no_context(iterative):
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize(("kernel", "slope"), [(RBFKernel(), 1.0), (MaternKernel(nu=1.5), 3.0), (MaternKernel(), 5 / 3)])
+@pytest.mark.parametrize(
+    ("kernel", "slope"), [(RBFKernel(), 1.0), (MaternKernel(nu=1.5), 3.0), (MaternKernel(), 5 / 3)]
+)
 def test_kernels_at_equal_points(kernel, slope, diagonal):
     kernel = kernel.double()
     kernel.lengthscale = 0.5
@@ -188,10 +193,7 @@ def test_predictions_at_training_points(kernel):
     def by_differences(x, step=1e-3):
         steps = step * torch.eye(2, dtype=D)
         rows = [
-            [
-                sum(i * j * variance_and_mean(x + i * a + j * b).item() for i in (-1, 1) for j in (-1, 1))
-                for b in steps
-            ]
+            [sum(i * j * variance_and_mean(x + i * a + j * b).item() for i in (-1, 1) for j in (-1, 1)) for b in steps]
             for a in steps
         ]
         return torch.tensor(rows, dtype=D) / (4 * step**2)
@@ -215,7 +217,10 @@ def test_predictions_by_hyperparameters():
             for name in ("outputscale", "noise", "lengthscale")
         )
         center = next(each for key, each in p.items() if key.endswith("constant"))
-        kernel = lambda a, b: scale * (-((a[:, None] - b[None]) / length).square().sum(-1) / 2).exp()
+
+        def kernel(a, b):
+            return scale * (-((a[:, None] - b[None]) / length).square().sum(-1) / 2).exp()
+
         K = kernel(X, X) + (1e-4 + noise) * torch.eye(COUNT, dtype=D)
         return (center + kernel(X[:2] + 0.1, X) @ torch.linalg.solve(K, Y - center)).sum()
 
