@@ -149,7 +149,7 @@ def by_newton(evidence: Evidence) -> Fit:
 
 
 def posterior(evidence: Evidence, parameters: Parameters) -> dict[str, tuple[float, float, float]]:
-    """Return each hyperparameter with the ends of its interval of one standard deviation, by Laplace's approximation."""
+    """Return each hyperparameter with the ends of its interval, by Laplace's approximation."""
     function, _ = evidence.function()
     with higher_order():
         H = hodiff.hessian_matrix(function, parameters)
