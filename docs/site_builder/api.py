@@ -33,7 +33,9 @@ ROOMS = {
     "hodiff.doors": "hodiff.doors: other programs",
     "hodiff.doors.lightning": "hodiff.doors.lightning",
     "hodiff.doors.transformers": "hodiff.doors.transformers",
+    "hodiff.doors.gpytorch": "hodiff.doors.gpytorch",
     "hodiff.doors.laplace": "hodiff.doors.laplace",
+    "hodiff.doors.linear_operator": "hodiff.doors.linear_operator",
 }
 FOLDER = "reference/api"
 

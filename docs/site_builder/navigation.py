@@ -24,6 +24,7 @@ SIDE_BAR = {
         "guides/optimizers.md",
         "guides/training_loops.md",
         "guides/laplace.md",
+        "guides/gaussian_processes.md",
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",

@@ -63,7 +63,7 @@ class Backend(CurvatureInterface):
             "empirical-fisher", from gradients of the given targets, whose scale for regression is that of half the
             squared error, half the matrix of laplace-torch's own back ends; or "hessian", for "full", "diag" and
             "lowrank".
-        samples: Number of targets that "fisher" draws for each example.
+        samples: Number of targets that "fisher" draws for each example, unless a call says so by `mc_samples`.
         sharing: Treatment of tokens and pixels in K-FAC, "expand" or "reduce".
         rank: Number of eigenvalues of "lowrank".
         generator: Source of drawn targets; by default a new generator with seed 0.
@@ -115,8 +115,7 @@ class Backend(CurvatureInterface):
 
     def full(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the matrix (parameters, parameters); see `laplace.curvature.CurvatureInterface`."""
-        _require_none(options)
-        operator, chosen = self._operator([(x, y)]), self.subnetwork_indices
+        operator, chosen = self._operator([(x, y)], self._samples_in(options)), self.subnetwork_indices
         if chosen is None:
             return self._loss_of(x, y), self._scale * operator.to_dense()
         columns = torch.zeros(operator.shape[0], len(chosen), dtype=operator.dtype, device=operator.device)
@@ -125,11 +124,11 @@ class Backend(CurvatureInterface):
 
     def diag(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the diagonal (parameters,); see `laplace.curvature.CurvatureInterface`."""
-        _require_none(options)
+        samples = self._samples_in(options)
         if self.curvature == "hessian":
-            diagonal = self._scale * self._operator([(x, y)]).diagonal(method="exact").value
+            diagonal = self._scale * self._operator([(x, y)], samples).diagonal(method="exact").value
         else:
-            diagonal = torch.stack([rows.square().sum(0) for rows in self._rows(x, y)]).sum(0)
+            diagonal = torch.stack([rows.square().sum(0) for rows in self._rows(x, y, samples)]).sum(0)
         chosen = self.subnetwork_indices
         return self._loss_of(x, y), diagonal if chosen is None else diagonal[chosen]
 
@@ -140,7 +139,7 @@ class Backend(CurvatureInterface):
             x: Inputs of a batch.
             y: Targets of the batch.
             N: Number of examples in all batches.
-            **options: `kfac_approx`, as `sharing` of the back end.
+            **options: `kfac_approx` and `mc_samples`, as `sharing` and `samples` of the back end.
 
         Returns:
             The loss and the factors, which add up over batches.
@@ -150,16 +149,16 @@ class Backend(CurvatureInterface):
         """
         sharing = options.pop("kfac_approx", self.sharing)
         require_choice("Backend", "kfac_approx", sharing, ("expand", "reduce"))
-        _require_none(options)
+        samples = self._samples_in(options)
         if self.curvature == "hessian":
             raise InputError(
                 "Backend: curvature: expected 'gauss-newton', 'fisher' or 'empirical-fisher' for Kronecker factors, "
                 "got 'hessian', which may be indefinite."
             )
-        factors = self._by_layers(x, y, sharing)
+        factors = self._by_layers(x, y, sharing, samples)
         others = {name: p.shape for name, p in self.params_dict.items() if name not in factors}
         if others:
-            factors |= self._by_rows(x, y, others)
+            factors |= self._by_rows(x, y, others, samples)
         for each in factors.values():
             if len(each) == 2:
                 # The first factor adds up over batches, and the second one is averaged.
@@ -177,7 +176,7 @@ class Backend(CurvatureInterface):
         """
         device = next(self.model.parameters()).device
         data = [(x.to(device), y.to(device)) for x, y in data_loader]
-        operator = self._operator(data)
+        operator = self._operator(data, self.samples)
         found = operator.eigsh(min(self.rank, operator.shape[0]), which="LA", method="lanczos")
         kept = found.resolved & (found.eigenvalues > 0)
         loss = torch.stack([self._loss_of(x, y) for x, y in data]).sum()
@@ -214,16 +213,27 @@ class Backend(CurvatureInterface):
         with torch.no_grad():
             return self.factor * self.lossfunc(self.model(x), y)
 
-    @property
-    def _loss_with_columns(self) -> Loss:
+    def _samples_in(self, options: dict[str, Any]) -> int:
+        """Return the number of drawn targets; raise on options that would have no effect."""
+        samples = options.pop("mc_samples", self.samples)
+        if options or (samples != self.samples and self.curvature != "fisher"):
+            names = ", ".join(options or ["mc_samples"])
+            raise InputError(
+                f"Backend: curvature: expected no options without effect on {self.curvature!r}, got {names}; pass "
+                "backend_kwargs, such as {'curvature': 'fisher', 'samples': 10}."
+            )
+        require_int("Backend", "mc_samples", samples, 1)
+        return int(samples)
+
+    def _loss_with_columns(self, samples: int) -> Loss:
         seed = int(torch.randint(2**31, (), generator=self.generator, device=self.generator.device))
         likelihood = likelihood_of("Backend", self.lossfunc)
-        return Loss("Backend", self.lossfunc, False, True, FISHER[self.curvature], self.samples, likelihood, seed)
+        return Loss("Backend", self.lossfunc, False, True, FISHER[self.curvature], samples, likelihood, seed)
 
     def _point(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.params_dict.items()}
 
-    def _operator(self, data: list[Any]) -> LinearOperator:
+    def _operator(self, data: list[Any], samples: int) -> LinearOperator:
         module = self._model
         pairs = [(self._module_and_inputs(x)[1], y) for x, y in data]
         options: dict[str, Any] = {"data": pairs, "reduction": "sum", "batch_size": lambda pair: len(pair[1])}
@@ -234,7 +244,7 @@ class Backend(CurvatureInterface):
 
             return HessianOperator(loss, self._point(), **options)
         if self.curvature == "fisher":
-            options |= {"samples": self.samples, "generator": self.generator}
+            options |= {"samples": samples, "generator": self.generator}
         kinds = {"fisher": FisherOperator, "empirical-fisher": EmpiricalFisherOperator}
         kind: Any = kinds.get(self.curvature, GaussNewtonOperator)
         operator: LinearOperator = kind(module, self.lossfunc, self._point(), **options)
@@ -254,13 +264,13 @@ class Backend(CurvatureInterface):
             )
         return torch.cat([parts[name].flatten(2) for name in self.params_dict], dim=2), f
 
-    def _rows(self, x: Any, y: Tensor) -> Iterator[Tensor]:
+    def _rows(self, x: Any, y: Tensor, samples: int) -> Iterator[Tensor]:
         r"""Yield matrices R (rows, parameters) for a few examples each; the curvature is the sum of $R^\top R$."""
         with torch.no_grad():
             f = self.model(x)
         count = sum(p.numel() for p in self.params_dict.values())
         size = max(1, min(len(y), AT_ONCE // max(1, count * f[0].numel())))
-        columns = self._loss_with_columns.columns(f, y, 0)
+        columns = self._loss_with_columns(samples).columns(f, y, 0)
         roots = self._scale**0.5 * columns.chunk(0, len(columns)).permute(1, 2, 0)
         for start in range(0, len(y), size):
             part = slice(start, start + size)
@@ -272,19 +282,19 @@ class Backend(CurvatureInterface):
                 )
             yield torch.einsum("nck,ncp->nkp", roots[part], J).flatten(0, 1)
 
-    def _by_layers(self, x: Any, y: Tensor, sharing: str) -> dict[str, list[Tensor]]:
+    def _by_layers(self, x: Any, y: Tensor, sharing: str, samples: int) -> dict[str, list[Tensor]]:
         """Return K-FAC factors of the parameters for which K-FAC has them."""
         module, inputs = self._module_and_inputs(x)
         options: dict[str, Any] = {"fisher": FISHER[self.curvature], "sharing": sharing}
         if self.curvature == "fisher":
-            options |= {"samples": self.samples, "generator": self.generator}
+            options |= {"samples": samples, "generator": self.generator}
         found = factors_of_layers(module, self.lossfunc, inputs, y, options)
         return {name: [self._scale * first, *others] for name, (first, *others) in found.items()}
 
-    def _by_rows(self, x: Any, y: Tensor, shapes: dict[str, torch.Size]) -> dict[str, list[Tensor]]:
+    def _by_rows(self, x: Any, y: Tensor, shapes: dict[str, torch.Size], samples: int) -> dict[str, list[Tensor]]:
         """Return exact blocks of vectors, and of other parameters the nearest Kronecker products."""
         sizes = [p.numel() for p in self.params_dict.values()]
-        parts = [dict(zip(self.params_dict, rows.split(sizes, 1), strict=True)) for rows in self._rows(x, y)]
+        parts = [dict(zip(self.params_dict, rows.split(sizes, 1), strict=True)) for rows in self._rows(x, y, samples)]
         found: dict[str, list[Tensor]] = {}
         for name, shape in shapes.items():
             rows = torch.cat([part[name] for part in parts])
@@ -294,15 +304,6 @@ class Backend(CurvatureInterface):
                 else nearest_kronecker(rows.view(-1, shape[0], rows.shape[1] // shape[0]))
             )
         return found
-
-
-def _require_none(options: dict[str, Any]) -> None:
-    """Raise on options of other back ends, which would have no effect."""
-    if options:
-        raise InputError(
-            f"Backend: expected no further options, got {', '.join(options)}; pass backend_kwargs, such as "
-            "{'curvature': 'fisher', 'samples': 10}."
-        )
 
 
 def _examples(x: Any, part: slice, count: int) -> Any:

@@ -26,14 +26,19 @@ from hodiff.torch_internals.autograd.graph_nodes import backward_rules, describe
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
 
-# Replacements for Functions of other libraries that compute their gradient outside of the graph.
+_HIGHER_ORDER = "call it within hodiff.doors.gpytorch.higher_order()"
+# Replacements for Functions of other libraries that have no second derivatives.
 _INSTEAD = {
+    **dict.fromkeys(("RBFCovariance", "MaternCovariance", "Solve", "InvQuad", "InvQuadLogdet"), _HIGHER_ORDER),
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
     # A Function within compiled code, as torch.compile rewrites it.
     "ApplyTemplate": "torch.compile has first derivatives only of a Function that it compiled: compile the product "
     "(torch.compile of a call of hodiff.hvp), or call the function without torch.compile",
 }
+# Functions whose backward takes solutions for constants. Their conjugate gradients do not converge at the points of a
+# comparison, which would therefore miss it.
+_SOLVERS = {f"linear_operator.functions.{name}" for name in ("_solve", "_inv_quad", "_inv_quad_logdet")}
 _REMEDY = (
     "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_vjp; for a solver, "
     "use hodiff.implicit; for a recomputation, hodiff.functions.checkpoint; if you need no second derivative, mark it "
@@ -105,9 +110,15 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     finally:
         for handle in handles:
             handle.remove()
-    if not (cut or zeros or suspects):
+    solvers = [node for node in nodes if curved and getattr(function_of(node), "__module__", "") in _SOLVERS]
+    if not (cut or zeros or suspects or solvers):
         return
     leading = _leading(nodes, operands)
+    for node in solvers:
+        # A solution has all derivatives by its right-hand side, the first argument, if that is the only one.
+        parents = node.next_functions[getattr(node, "has_left", True) is False :]
+        if not leading.isdisjoint(parent for parent, _ in parents):
+            raise UnrecordedGradientError(lost_slope_of(node, linear=False))
     for node, parents in cut:
         if not leading.isdisjoint(parents):
             raise UnrecordedGradientError(_told(node))
@@ -133,8 +144,10 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
         if (lost or not linear) and not leading.isdisjoint(each.parents):
             SCHEDULE.begin_again(function, key)
-            backward = described_backward(each.node)
-            raise UnrecordedGradientError(lost_slope(backward, linear=each.linear) if linear else _nonlinear(backward))
+            reason = (
+                lost_slope_of(each.node, linear=each.linear) if linear else _nonlinear(described_backward(each.node))
+            )
+            raise UnrecordedGradientError(reason)
     # With several outputs, one may be the gradient itself, and backward may ignore its cotangent.
     suspects[:] = [
         each
@@ -275,6 +288,11 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
         f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
         f"it varies with the point, so its derivative would be silently lost; {instead}"
     )
+
+
+def lost_slope_of(node: Any, *, linear: bool) -> str:
+    """Return the message of `lost_slope` for a node."""
+    return lost_slope(described_backward(node), linear=linear, instead=_INSTEAD.get(function_name(node), _REMEDY))
 
 
 def _of_zeros(backward: str) -> str:

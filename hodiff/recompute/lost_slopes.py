@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from hodiff.errors import RouteError
 from hodiff.graphs import lead_to
-from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope
+from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope_of
 from hodiff.recompute.reachable import is_atom
 from hodiff.recompute.slope_differences import (
     OFFSETS,
@@ -33,7 +33,6 @@ from hodiff.recompute.slope_differences import (
 from hodiff.recompute.slopes import Schedule, can_run_again, form_of, slope_at
 from hodiff.torch_internals.autograd.grad_mode import in_fx_trace
 from hodiff.torch_internals.autograd.graph_nodes import (
-    described_backward,
     function_name,
     function_of,
     watching_operands,
@@ -143,7 +142,7 @@ def _refuse(find: Callable[[], Suspect | None], begin_again: Callable[[Suspect],
         return
     if lost is not None:
         begin_again(lost)
-        raise UnrecordedGradientError(lost_slope(described_backward(lost.node), linear=lost.linear))
+        raise UnrecordedGradientError(lost_slope_of(lost.node, linear=lost.linear))
 
 
 def _loses_noted(suspect: Suspect) -> bool:
@@ -203,7 +202,7 @@ def _lost(
         if by_others is None or not any(others):
             continue
         if loses_operands(function, node, _detached(given, others), suspect.cotangents):
-            message = lost_slope(described_backward(suspect.node), linear=suspect.linear)
+            message = lost_slope_of(suspect.node, linear=suspect.linear)
             by_others.append((suspect, _Refusal.apply(message, *compress(given, others))))
     constant = [each for each in unseen if each.linear]
     return next((each for offset in OFFSETS for each in _lost_near(run_at, leaves, constant, offset)), None)

@@ -95,6 +95,7 @@ IN_THEIR_RUN = {
     "sharded_language_model",
 }
 WITHOUT = {
+    "gaussian_process": "it needs GPyTorch, and is tested by `make test-doors`",
     "quantized_digits": "its derivatives are those of a surrogate",
     "transition_state": "it needs ASE and Sella, and is tested by `make test-doors`",
 }

@@ -48,6 +48,7 @@ _MAY_RETURN_NONE = frozenset({
     "backward",
     "retain_grad",
     "record_stream",
+    "torch.jit.ScriptFunction",
     "__get__",
     "__set__",
     "__delete__",

@@ -94,6 +94,7 @@ class CurvatureOperator(Portable, LinearOperator):
         self.memory_budget = options.memory_budget
         self.chunk_size = options.chunk_size
         self.correct = options.correct
+        self.randomness = options.randomness
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
         self._checks = self._must_check = options.check_deterministic

@@ -307,11 +307,29 @@ def test_sharing_of_tokens():
     close(given.to_matrix()[12:, 12:], H[12:, 12:])
 
 
+@pytest.mark.parametrize("structure", ["full", "diag", "kron"])
+def test_samples_of_a_call(structure):
+    """The number of a call is that of the back end, for all parameters: K-FAC's, and those of other blocks."""
+    model, inputs, targets = draw("Attention")
+
+    def sampled(samples, **options):
+        backend = Backend(model, "classification", curvature="fisher", samples=samples)
+        found = getattr(backend, structure)(inputs, targets, N=12, **options)[1]
+        return found.to_matrix() if structure == "kron" else found
+
+    assert torch.equal(sampled(7, mc_samples=5), sampled(5))
+    assert not torch.equal(sampled(7), sampled(5))
+
+
 def test_errors():
     model, inputs, targets = draw("Perceptron")
     for structure in ("full", "diag", "kron"):
-        with pytest.raises(hodiff.InputError, match="no further options, got mc_samples"):
+        with pytest.raises(hodiff.InputError, match="without effect on 'gauss-newton', got mc_samples"):
             getattr(Backend(model, "classification"), structure)(inputs, targets, N=12, mc_samples=3)
+        with pytest.raises(hodiff.InputError, match="got batch_size_fn"):
+            getattr(Backend(model, "classification"), structure)(inputs, targets, N=12, batch_size_fn=len)
+        with pytest.raises(hodiff.InputError, match="mc_samples"):
+            getattr(Backend(model, "classification", curvature="fisher"), structure)(inputs, targets, 12, mc_samples=0)
     with pytest.raises(hodiff.InputError, match="curvature: expected"):
         Backend(model, "classification", curvature="ggn")
     with pytest.raises(hodiff.InputError, match="rank"):

@@ -203,3 +203,22 @@ def test_wrong_arguments_raise_the_error_of_torch():
     for mode in (torch.enable_grad(), hodiff.corrected()):
         with mode, pytest.raises(RuntimeError, match=r"[Uu]nknown keyword argument"):
             f(X, nothing=1)
+
+
+@torch.jit.script
+def _normalize(x):
+    x.copy_(F.layer_norm(x.clone(), [3]))
+
+
+def test_script_that_returns_nothing():
+    def f(normalize, x):
+        y = 1.0 * x
+        normalize(y)
+        return (y**3).sum()
+
+    def plain(x):
+        x.copy_(F.layer_norm(x.clone(), [3]))
+
+    for route in hodiff.ROUTES:
+        found, expected = (hodiff.hvp(lambda x: f(each, x), X, V, route=route) for each in (_normalize, plain))
+        torch.testing.assert_close(found, expected)
