@@ -38,7 +38,10 @@ def call_name(f: Any) -> str:
 
 
 def defects_of(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-    """Statuses of the routes of one call that are wrong, raise or are not finite, by torch alone."""
+    """Statuses of the routes of one call that are wrong by torch alone, and right inside `hodiff.corrected()`.
+
+    Other calls have no derivative to compare, such as functions that read one triangle of a symmetric matrix.
+    """
     from corrections.calls import CONSTANTS
 
     from hodiff.audit.audit_sample import audit_sample
@@ -52,7 +55,11 @@ def defects_of(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
     )
     sample = Sample(lambda args, kwargs: f(*args, **kwargs), tuple(leaves), structure, places)
     found = audit_sample(sample, correct=False, seed=0)
-    return {route: verdict.status for route, verdict in found.items() if verdict.is_defect}
+    defects = {route: verdict.status for route, verdict in found.items() if verdict.is_defect}
+    if not defects:
+        return {}
+    corrected = audit_sample(sample, correct=True, seed=0)
+    return {route: status for route, status in defects.items() if corrected[route].status == "right"}
 
 
 def _answer(pipe: Connection, function: Any, *args: Any) -> None:
@@ -91,6 +98,7 @@ def chosen_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
 
 def main() -> None:
     from corrections.public_reports import REPORTS, TAILS, is_wrong
+    from upstream.witnesses import WITNESSES
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -99,7 +107,7 @@ def main() -> None:
         found = apart(defects_of, f, args, kwargs)
         calls.setdefault(call_name(f), {}).update(found)
     wrong = {name: apart(is_wrong, report) for name, report in REPORTS.items()}
-    wrong |= {name: apart(is_wrong, report, 0.0) for name, report in TAILS.items()}
+    wrong |= {name: apart(is_wrong, report, 0.0) for name, report in (TAILS | WITNESSES).items()}
     version = torch.__version__.split("+")[0]
     lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(calls.items())]
     text = (

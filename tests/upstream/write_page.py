@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "reference" / "upstream.md"
+DOCUMENTS = HERE.parents[1] / "docs"
+PAGE = DOCUMENTS / "reference" / "upstream.md"
+SUMMARY = DOCUMENTS / "explanations" / "cost_of_wrong_derivatives.md"
+BEGIN, END = "<!-- table: python tests/upstream/write_page.py -->", "<!-- end of table -->"
 # Number of functions that a row names.
 _NAMED = 4
 
@@ -30,10 +34,11 @@ fault of an operator.
 - **reports**: issues or pull requests of `pytorch/pytorch` that describe the fault; many are collected in
   [#{collection}](https://github.com/pytorch/pytorch/issues/{collection}). "none found" means that a search of stored
   copies of GitHub's threads did not find one.
-- **{versions}**: the routes that are wrong with torch alone in that version, at a call with random arguments, in the
-  audit of torch's database, or in a report's example; third is the third order in reverse mode. "right" means
-  that none of these is wrong, "–" that none of them reaches the fault, which needs special arguments. "fails" marks
-  calls that raise without derivatives.
+- **{versions}**: the routes that are wrong with torch alone in that version, in the audit of torch's database or at
+  one or two further calls; third is the third order in reverse mode. A call counts if it is right inside
+  `hodiff.corrected()`. "an example" means that only the example of a report, or one with a special argument, is wrong.
+  "right" means that none of these is wrong in this version, but in another. "–" means that none of them reaches the
+  fault: it needs special arguments, which [the tests of the rule](../../tests/corrections/rules) have for torch 2.13.
 - **fixed in**: the version from which hodiff leaves the function to torch.
 
 `python tests/upstream/write_page.py` writes this page; `python tests/upstream/measure.py` measures a version.
@@ -88,11 +93,11 @@ def statuses_in(version: str, functions: tuple[str, ...]) -> str:
         for route, status in defects.items():
             found.setdefault(route, set()).add(status)
     numbers = {f"#{each.number}" for each in THREADS if set(each.functions) & set(functions)}
-    reported = [wrong for name, wrong in data["reports"].items() if name.split()[0] in numbers]
+    reported = [wrong for name, wrong in data["reports"].items() if name.split()[0] in numbers | set(functions)]
     text = short(found, AUDITED_ROUTES)
     if not text and any(each is True for each in reported):
-        return "in a report"
-    return text or ("fails" if "call" in found else "right" if own or reported else "")
+        return "an example"
+    return text or ("right" if own or reported else "")
 
 
 def lines_of(kind: str) -> Iterator[str]:
@@ -154,6 +159,27 @@ def page() -> str:
     return "\n".join((*parts, _ALONE.format(version=versions[-1]), alone))
 
 
+def summary() -> str:
+    """The page on costs, with the counts of the audits."""
+    from hodiff.checks.torch_verdicts import AUDITED_ROUTES, TORCH, audit_on_file, versions_on_file
+
+    tables = [audit_on_file(version) for version in versions_on_file()]
+    kinds = {"wrong": ("wrong", "non-finite"), "raises": ("raises", "timed out")}
+    titles = ("route", *(f"{table.torch}, {kind}" for table in tables for kind in kinds))
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for route in AUDITED_ROUTES:
+        counts = [table.counts(TORCH)[route] for table in tables]
+        cells = [str(sum(count[status] for status in kinds[kind])) for count in counts for kind in kinds]
+        lines.append(f"| {route} | {' | '.join(cells)} |")
+    any_route = [len(table.defects(TORCH)) for table in tables]
+    sizes = " and ".join(f"{len(table.operators)} operators of {table.torch}" for table in tables)
+    said = f"Of {sizes}, {', '.join(map(str, any_route[:-1]))} and {any_route[-1]} have a defect by some route."
+    text = SUMMARY.read_text(encoding="utf-8")
+    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return f"{text[:start]}\n\n" + "\n".join(lines) + f"\n\n{textwrap.fill(said, 120)}\n\n{text[stop:]}"
+
+
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
     PAGE.write_text(page(), encoding="utf-8")
+    SUMMARY.write_text(summary(), encoding="utf-8")
