@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hodiff.audit.database_audit import audit
+from hodiff.audit.database_audit import audit, reproductions
 from hodiff.audit.jets.jet_audit import JetAudit, jet_audit, jets_on_file
 from hodiff.audit.jets.jet_page import jet_page
 from hodiff.audit.mutated.mutated_audit import MutatedAudit, mutated_audit, mutated_on_file
 from hodiff.audit.page import markdown_page
 from hodiff.checks.torch_verdicts import AuditTable, audit_on_file, versions_on_file
+from hodiff.errors import InputError
 
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +40,7 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--mutate", action="store_true", help="calls that the database leaves out, and their scripts")
     kind.add_argument("--jets", action="store_true", help="Taylor mode, along curves")
+    kind.add_argument("--script", action="store_true", help="a script of torch alone that reproduces what is wrong")
     parser.add_argument(
         "--order", type=int, default=5, metavar="K", help="with --jets: the highest order, 1 to 5 (%(default)s)"
     )
@@ -59,6 +61,8 @@ def run_audit(options: argparse.Namespace) -> int:
         return 0
     if options.mutate:
         return _run_mutated(options)
+    if options.script:
+        return _write_scripts(options)
     table = audit(
         options.op,
         correct=_runs(options),
@@ -88,6 +92,18 @@ def _run_mutated(options: argparse.Namespace) -> int:
     )
     _write(options, found, f"{found}\n")
     return 1 if found.silent else 0
+
+
+def _write_scripts(options: argparse.Namespace) -> int:
+    """Write a script for each operator; the exit status is 1 if one is wrong, raises or could not be judged."""
+    if not options.op:
+        raise InputError("audit: --op: --script expects the names of operators, got none. Pass --op NAME.")
+    found = reproductions(options.op, samples=6 if options.samples is None else options.samples, **_common(options))
+    text = "\n\n".join(found.values())
+    if options.markdown:
+        raise InputError("audit: --markdown: expected no page with --script. Redirect the standard output instead.")
+    sys.stdout.write(text)
+    return 0 if all("nothing to reproduce" in each for each in found.values()) else 1
 
 
 def _run_jets(options: argparse.Namespace) -> int:

@@ -94,6 +94,74 @@ def audit(
     return AuditTable(torch.__version__.split("+")[0], found)
 
 
+def reproductions(
+    operators: str | Iterable[str],
+    *,
+    samples: int = 6,
+    jobs: int = 2,
+    time_limit: float = 120.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, str]:
+    r"""Write scripts that reproduce wrong or missing derivatives of torch's operators, without hodiff.
+
+    The first defect of an operator's samples, as `audit` judges them, becomes a function of one number,
+
+    .. math:: f(t) = \sum_i u_i y_i(X + V t) + \tfrac{1}{2} w_i y_i(X + V t)^2,
+
+    at the smallest call and the simplest weights u, w and direction V that show it. The script has the numbers as
+    literals or draws them from a seed. It prints the derivatives of f at 0 by every route, with torch alone, and by
+    extrapolated differences of the order below. It also has the output of a run with this version of torch.
+
+    Args:
+        operators: Names of the database, with or without variant and module.
+        samples: Largest number of samples of an operator.
+        jobs: Largest number of processes.
+        time_limit: Seconds for each operator.
+        seed: Seed of the directions and cotangents with which `audit` judges.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        Python code by operator. It consists of comments if all derivatives are right, or if no script shows the defect.
+
+    Raises:
+        HodiffError: If this build of torch lacks the database.
+        InputError: If an operator is unknown, or ``samples``, ``jobs`` or ``time_limit`` are out of range.
+
+    Example:
+        >>> print(reproductions("linalg.det")["linalg.det"])  # doctest: +SKIP
+
+    Source:
+        L. F. Richardson (1911) for the extrapolation; torch.testing for the operators.
+    """
+    for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
+        require_number("reproductions", name, value, positive=True)
+    first = Worker()
+    try:
+        names = select_operators(operators, first.operators)
+    except BaseException:
+        first.close()
+        raise
+    found: dict[str, str] = {}
+    with tqdm(total=len(names), disable=not progress, unit="operator") as bar:
+
+        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+            """Record the script; ask for the call as it is if a smaller call crashed or took too long."""
+            name = request["operator"]
+            if not isinstance(reply, dict):
+                if request["smaller"]:
+                    return [{**request, "smaller": False}]
+                reply = {"script": f"# {name}: {reply}\n"}
+            found[name] = reply["script"]
+            bar.update()
+            return []
+
+        common = {"kind": "script", "count": int(samples), "seed": seed, "smaller": True}
+        requests = [{"operator": name, **common} for name in names]
+        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    return {name: found[name] for name in names}
+
+
 def runs_of(caller: str, correct: bool | str) -> tuple[str, ...]:
     """Return the runs that `correct` requests."""
     choices = {False: (TORCH,), True: (CORRECTED,), "both": RUNS}

@@ -21,8 +21,9 @@ _MESSAGE = 110
 _HOW = """\
 The audit tests the second derivatives of torch's operators by each route, and third derivatives in reverse mode.
 Operators and samples are from torch's own database (`torch.testing`), in float64. `python -m hodiff audit` writes this
-page, and `python -m hodiff audit --op NAME` prints the rows of one operator. `hodiff/checks/data` has the whole table
-as JSON.
+page, and `python -m hodiff audit --op NAME` prints the rows of one operator. With `--script`, it prints a script of
+torch alone that reproduces the first defect of the operator, for a bug report. `hodiff/checks/data` has the whole table
+as JSON. [upstream.md](upstream.md) lists the faults with their reports.
 
 The audit contracts the outputs of up to six samples of each operator to a scalar, such that the incoming gradient
 depends on the input, and differentiates along random directions. It compares each derivative with extrapolated

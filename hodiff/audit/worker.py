@@ -18,6 +18,7 @@ from hodiff.audit.audit_sample import audit_sample
 from hodiff.audit.jets.jet_operator import audit_jets
 from hodiff.audit.jets.verdict import JetVerdict
 from hodiff.audit.mutated.mutated_operator import audit_changed
+from hodiff.audit.reproduction import reproduction
 from hodiff.audit.samples import ILL_POSED, database, name_of, samples
 from hodiff.checks.torch_verdicts import Verdict, everywhere, worst
 from hodiff.errors import HodiffError
@@ -78,6 +79,7 @@ _KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "routes": audit_operator,
     "invented": audit_invented,
     "jets": audit_in_taylor_mode,
+    "script": reproduction,
 }
 
 

@@ -15,6 +15,7 @@ from hodiff.estimators.spectra.sharpness import Sharpness as Sharpness
 from hodiff.estimators.spectra.sharpness import sharpness as sharpness
 from hodiff.estimators.spectra.spectral_density import SpectralDensity as SpectralDensity
 from hodiff.estimators.spectra.spectral_density import spectral_density as spectral_density
+from hodiff.estimators.spectra.trace_of import trace_of as trace_of
 from hodiff.estimators.systems.preconditioners import NystromPreconditioner as NystromPreconditioner
 from hodiff.estimators.systems.preconditioners import jacobi_preconditioner as jacobi_preconditioner
 from hodiff.estimators.systems.preconditioners import nystrom_preconditioner as nystrom_preconditioner

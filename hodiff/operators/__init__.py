@@ -16,3 +16,5 @@ from hodiff.operators.linear.spaces import Space as Space
 from hodiff.operators.linearized.hessian import HessianOperator as HessianOperator
 from hodiff.operators.linearized.jacobian import JacobianOperator as JacobianOperator
 from hodiff.operators.linearized.likelihoods import Likelihood as Likelihood
+from hodiff.operators.low_rank import LowRankPlusDiagonalOperator as LowRankPlusDiagonalOperator
+from hodiff.operators.low_rank import low_rank_approximation as low_rank_approximation

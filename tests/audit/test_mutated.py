@@ -16,9 +16,10 @@ from hodiff.__main__ import main
 from hodiff.audit import MutatedAudit, audit_command, mutated_audit
 from hodiff.audit.mutated.case import judge_case
 from hodiff.audit.mutated.mutated_audit import Count
-from hodiff.audit.mutated.mutated_operator import audit_changed, script_of, shrink
+from hodiff.audit.mutated.mutated_operator import audit_changed, script_of
 from hodiff.audit.page import markdown_page
 from hodiff.audit.samples import samples
+from hodiff.audit.shrinking import shrink
 from hodiff.checks.mutations.changes import CHANGES, changed
 from hodiff.checks.mutations.sample import Layout, Sample
 from hodiff.checks.torch_verdicts import AuditTable

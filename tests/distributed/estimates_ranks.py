@@ -29,6 +29,7 @@ from hodiff.estimators import (
     sharpness,
     spectral_density,
     trace,
+    trace_of,
 )
 from hodiff.estimators.view import view_of
 
@@ -44,6 +45,7 @@ NUMBERS = {
     "frobenius_norm, exact": lambda A: frobenius_norm(A, method="exact"),
     "logdet": lambda A: logdet(A, damping=20.0, samples=2, steps=12),
     "schatten_norm": lambda A: schatten_norm(A, 2, samples=2, steps=12),
+    "trace_of": lambda A: trace_of(A, torch.tanh, samples=2, steps=12),
     "sharpness": lambda A: sharpness(A, tol=1e-9),
     "sharpness, power": lambda A: sharpness(A, method="power", tol=1e-2),
     "condition_number": lambda A: condition_number(A, damping=20.0, max_iterations=60),

@@ -37,6 +37,7 @@ FOUND = {
         (VALUES / (VALUES + 0.5)).sum(),
     ),
     "schatten_norm": lambda: (estimators.schatten_norm(H, 3).value, VALUES.pow(3).sum() ** (1 / 3)),
+    "trace_of": lambda: (estimators.trace_of(H, torch.cos).value, VALUES.cos().sum()),
     "solve": lambda: (estimators.solve(H, B, tol=1e-12).value, torch.linalg.solve(TRUTH, B)),
     "condition_number": lambda: (estimators.condition_number(H, tol=1e-9).value, VALUES[-1] / VALUES[0]),
     "jacobi_preconditioner": lambda: (estimators.jacobi_preconditioner(H), 1 / TRUTH.diag()),

@@ -23,6 +23,7 @@ from hodiff.estimators import (
     solve,
     spectral_density,
     trace,
+    trace_of,
 )
 
 B = torch.ones(40, dtype=torch.float64)
@@ -37,6 +38,7 @@ EACH = {
     "logdet": lambda A: logdet(A, damping=0.1, samples=2, steps=15),
     "effective_dimension": lambda A: effective_dimension(A, 0.1, samples=2, steps=15),
     "schatten_norm": lambda A: schatten_norm(A, samples=2, steps=15),
+    "trace_of": lambda A: trace_of(A, torch.cos, samples=2, steps=15),
     "solve": lambda A: solve(A, B[: A.shape[0]], damping=0.1),
     "solve, minres": lambda A: solve(A, B[: A.shape[0]], damping=0.1, method="minres"),
     "condition_number": lambda A: condition_number(A, damping=0.1),

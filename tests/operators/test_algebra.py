@@ -22,6 +22,7 @@ from hodiff.operators import (
     IdentityOperator,
     JacobianOperator,
     LinearOperator,
+    LowRankPlusDiagonalOperator,
     MatrixOperator,
     Space,
 )
@@ -47,9 +48,16 @@ def kronecker(M: Tensor) -> Pair:
     return hodiff.KFACOperator(layer, loss, dict(layer.named_parameters()), M, M[:, :1]), 2 * M.T @ M / len(M)
 
 
+def low_rank_matrix(M: Tensor) -> Tensor:
+    """Return the sum of a diagonal matrix and the products of a few columns."""
+    U = M[:, :2]
+    return torch.diag(M[0]) + (U * M[0, :2]) @ U.T
+
+
 # Operators and their matrices from a square matrix.
 SQUARE_LEAVES: dict[str, Callable[[Tensor], Pair]] = {
     "diagonal": lambda M: (DiagonalOperator(M[0]), torch.diag(M[0])),
+    "low rank": lambda M: (LowRankPlusDiagonalOperator(M[0], M[:, :2], M[0, :2]), low_rank_matrix(M)),
     "identity": lambda M: (IdentityOperator(M[0]), torch.eye(len(M)).double()),
     "kfac": kronecker,
     "hessian": lambda M: (HessianOperator(lambda x: x @ M @ x, torch.ones_like(M[0])), M + M.T),

@@ -23,6 +23,7 @@ from hodiff.operators import (
     InverseOperator,
     JacobianOperator,
     KFACOperator,
+    LowRankPlusDiagonalOperator,
     MatrixOperator,
 )
 
@@ -70,9 +71,18 @@ ROWS = [
     # These are also differentiable in their data.
     Row("MatrixOperator", lambda A, v: MatrixOperator(A).T @ v, (M, V)),
     Row("DiagonalOperator", lambda d, v: DiagonalOperator(d) @ v, (X, V)),
+    Row(
+        "LowRankPlusDiagonalOperator",
+        lambda d, U, v: LowRankPlusDiagonalOperator(d.square() + 1, U, torch.ones(1).to(d)).inverse(damping=0.5) @ v,
+        (X, M[:, :1], V),
+    ),
     Row("IdentityOperator", lambda c, v: c.prod() * IdentityOperator(v) @ v, (X, V)),
 ]
-WITHOUT = {"Likelihood": "draws targets", "Space": "the structure of vectors"}
+WITHOUT = {
+    "Likelihood": "draws targets",
+    "Space": "the structure of vectors",
+    "low_rank_approximation": "its operator is a row",
+}
 
 
 def test_every_public_name_has_a_row():

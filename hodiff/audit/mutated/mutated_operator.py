@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_unflatten
 
+from hodiff.audit.call_source import Code, argument, literal
 from hodiff.audit.mutated.case import Defect, judge_case
 from hodiff.audit.samples import samples
-from hodiff.checks.mutations.changes import changed, cut
+from hodiff.audit.shrinking import shrink
+from hodiff.checks.mutations.changes import changed
 from hodiff.checks.mutations.sample import Sample
 
 _HEAD = """\
@@ -32,22 +33,13 @@ call = call_of({name!r})  # the operator as torch's database calls it
 """
 
 
-class _Code(str):
-    """Text whose repr is the text itself, for arguments in source code."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def script_of(name: str, op: Any, sample: Sample, *, correct: bool) -> str:
     """Return a script that runs `hodiff.check` on a call of an operator."""
     own_name = resolve_name(op.op) if sample.direct else None
     named = own_name is not None and own_name.startswith("torch.")
-    values = [f"x{place} = {_literal(leaf)}" for place, leaf in enumerate(sample.leaves) if isinstance(leaf, Tensor)]
+    values = [f"x{place} = {literal(leaf)}" for place, leaf in enumerate(sample.leaves) if isinstance(leaf, Tensor)]
     filled = [
-        _Code(_argument(sample, place)) if isinstance(leaf, Tensor) else _Code(repr(leaf))
+        Code(argument(sample, place)) if isinstance(leaf, Tensor) else Code(repr(leaf))
         for place, leaf in enumerate(sample.leaves)
     ]
     first, args, kwargs = tree_unflatten(filled, sample.structure)
@@ -69,68 +61,6 @@ def script_of(name: str, op: Any, sample: Sample, *, correct: bool) -> str:
         f"print(hodiff.check(f, ({moving},), order=3{'' if correct else ', correct=False'}))",
     ]
     return _HEAD + "\n".join(lines) + "\n"
-
-
-def _argument(sample: Sample, place: int) -> str:
-    name = f"x{place}"
-    return sample.layouts[place].source.format(name) if place in sample.layouts else name
-
-
-def _literal(x: Tensor) -> str:
-    if x.layout != torch.strided:
-        return repr(x)
-    shape = f".reshape({tuple(x.shape)})" if not x.numel() else ""
-    return f"torch.tensor({x.resolve_conj().resolve_neg().tolist()}, dtype={x.dtype}){shape}"
-
-
-# Largest number of attempts, each of which judges the call again.
-_ATTEMPTS = 40
-
-
-def shrink(sample: Sample, still_fails: Callable[[Sample], bool]) -> Sample:
-    """Make a failing call smaller as long as it fails: fewer numbers, fewer moving tensors, rounder numbers."""
-    left, found = _ATTEMPTS, True
-    while found and left > 0:
-        found = False
-        for smaller in _smaller(sample):
-            left -= 1
-            if still_fails(smaller):
-                sample, found = smaller, True
-                break
-            if left <= 0:
-                break
-    return sample
-
-
-def _smaller(sample: Sample) -> Iterator[Sample]:
-    """Yield simpler calls, the greatest reductions first."""
-    sizes = sorted({n for leaf in sample.leaves if isinstance(leaf, Tensor) for n in leaf.shape}, reverse=True)
-    for old in sizes:
-        for new, last in itertools.product(sorted({1, 2, old // 2} & set(range(1, old))), (False, True)):
-            yield _with_layouts_that_fit(cut(sample, old, new, last=last))
-    for place in sample.places if len(sample.places) > 1 else ():
-        yield replace(
-            sample,
-            places=tuple(each for each in sample.places if each != place),
-            layouts={each: layout for each, layout in sample.layouts.items() if each != place},
-        )
-    for place in sample.layouts:
-        yield replace(sample, layouts={each: layout for each, layout in sample.layouts.items() if each != place})
-    for place in sample.places:
-        for rounded in (_rounded(sample.leaves[place], 0), _rounded(sample.leaves[place], 1)):
-            if not torch.equal(rounded, sample.leaves[place]):
-                leaves = list(sample.leaves)
-                leaves[place] = rounded
-                yield replace(sample, leaves=tuple(leaves))
-
-
-def _rounded(x: Any, decimals: int) -> Any:
-    return x.round(decimals=decimals) + 0.0  # no -0.0
-
-
-def _with_layouts_that_fit(sample: Sample) -> Sample:
-    """Remove expansions, whose shapes may no longer fit the other arguments."""
-    return replace(sample, layouts={i: each for i, each in sample.layouts.items() if ".expand(" not in each.source})
 
 
 # Number of samples to change, as the database repeats itself.

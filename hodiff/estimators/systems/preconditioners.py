@@ -146,12 +146,25 @@ def nystrom_preconditioner(
     Source: Frangella, Tropp, Udell, "Randomized Nyström preconditioning", SIAM J. Matrix Anal. Appl. 44 (2023),
     algorithm 2.1 and eq. 1.3.
     """
-    view = view_of(A, "nystrom_preconditioner", chunk_size=chunk_size)
-    require_int("nystrom_preconditioner", "rank", rank, 1)
-    if rank > view.n:
-        raise InputError(f"nystrom_preconditioner: rank: expected at most n = {view.n}, got {rank}.")
     require_amount("nystrom_preconditioner", "damping", damping, positive=True)
-    probes = draw(view, "gaussian", rank, generator_or_default("nystrom_preconditioner", generator))
+    values, vectors, products = nystrom_eigenpairs("nystrom_preconditioner", A, rank, generator, chunk_size, progress)
+    return NystromPreconditioner(values, vectors, damping, products)
+
+
+def nystrom_eigenpairs(
+    caller: str,
+    A: Any,
+    rank: int,
+    generator: torch.Generator | None,
+    chunk_size: int | str | None,
+    progress: bool,
+) -> tuple[Tensor, Tensor, int]:
+    """Return eigenvalues (rank,) and eigenvectors (n, rank) of the Nyström approximation, and the products."""
+    view = view_of(A, caller, chunk_size=chunk_size)
+    require_int(caller, "rank", rank, 1)
+    if rank > view.n:
+        raise InputError(f"{caller}: rank: expected at most n = {view.n}, got {rank}.")
+    probes = draw(view, "gaussian", rank, generator_or_default(caller, generator))
     probes = torch.linalg.qr(precise(probes))[0].to(view.dtype)
     with view.counting(rank, progress):
         image = precise(view.matmat(probes))
@@ -163,10 +176,10 @@ def nystrom_preconditioner(
     factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
     if bool(failed):
         raise InputError(
-            "nystrom_preconditioner: A: expected a positive semi-definite operator, got one with negative curvature; "
-            "use a Gauss-Newton operator or jacobi_preconditioner."
+            f"{caller}: A: expected a positive semi-definite operator, got one with negative curvature; "
+            f"use a Gauss-Newton operator{' or jacobi_preconditioner' * (caller == 'nystrom_preconditioner')}."
         )
     root = torch.linalg.solve_triangular(factor, shifted.T, upper=False).T
     vectors, singular, _ = torch.linalg.svd(root, full_matrices=False)
     values = (singular.square() - shift).clamp(min=0)
-    return NystromPreconditioner(values.to(view.dtype), vectors.to(view.dtype), damping, view.products)
+    return values.to(view.dtype), vectors.to(view.dtype), view.products
