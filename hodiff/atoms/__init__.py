@@ -6,5 +6,6 @@ from hodiff.atoms.forces import check_forces as check_forces
 from hodiff.atoms.forces import forces as forces
 from hodiff.atoms.hessian import hessian as hessian
 from hodiff.atoms.hessian import hvp as hvp
+from hodiff.atoms.sparse_hessian import sparse_hessian as sparse_hessian
 from hodiff.atoms.vibrations import Vibrations as Vibrations
 from hodiff.atoms.vibrations import vibrations as vibrations

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from hodiff.atoms.systems import Energy, MovingAtoms, require_one_energy, require_positions
+from hodiff.common.module_state import untouched
 from hodiff.common.options import require_callable
 from hodiff.common.trees import describe
-from hodiff.derivatives import jacobian
+from hodiff.derivatives.bound_function import bind
+from hodiff.derivatives.recorded_gradient import recorded_value
 from hodiff.errors import CheckError, InputError
+from hodiff.recompute.reachable import named_modules
 
 
 def forces(energy: Callable[..., Any], positions: Tensor, cell: Tensor | None = None) -> Any:
@@ -56,7 +59,7 @@ def energy_gradients(
     require_callable(caller, energy=energy)
     if cell is None:
         place = MovingAtoms.of(caller, energy, positions, None)
-        gradient, value = _gradient(place.energy, positions)
+        gradient, value = _gradient(caller, place.energy, positions)
         return value, -gradient, None
     cell, volume = require_cell(caller, cell, positions)
     identity = torch.eye(3, dtype=positions.dtype, device=positions.device)
@@ -66,18 +69,20 @@ def energy_gradients(
         stretch = identity + (strain + strain.t()) / 2
         return require_one_energy(caller, energy(x @ stretch, cell @ stretch), 1)
 
-    gradient, value = _gradient(strained, torch.cat([positions, torch.zeros_like(identity)]))
+    gradient, value = _gradient(caller, strained, torch.cat([positions, torch.zeros_like(identity)]))
     return value, -gradient[:-3], gradient[-3:] / volume
 
 
-def _gradient(energy: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
-    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-        value = energy(x)
-        return value, value
-
-    with torch.no_grad():
-        found: tuple[Tensor, Tensor] = jacobian(twice, mode="reverse", has_aux=True)(x)
-    return found
+def _gradient(caller: str, energy: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
+    function = bind(caller, energy, (x,), name="positions")
+    # Recorded by plain autograd: models may run NumPy code on species and indices, which transforms refuse.
+    with torch.no_grad(), untouched(list(named_modules(function.f))):
+        recording = recorded_value(function)
+        value = recording.result[0]
+        found = recording.gradients([value])[0] if value.requires_grad else None
+    if found is None:
+        raise function.independent()
+    return found.detach(), value.detach()
 
 
 def require_cell(caller: str, cell: Any, positions: Tensor) -> tuple[Tensor, Tensor]:

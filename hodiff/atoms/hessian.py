@@ -100,7 +100,7 @@ def hessian(
         matrix = in_groups(A, n, chunk_size, lambda size: A.to_dense(chunk_size=size, progress=progress))
         return matrix.view(n // 3, 3, n // 3, 3)
     unit = _unit_columns(wanted, place.point)
-    columns = in_groups(A, unit.shape[1], chunk_size, lambda size: _products(A, unit, size))
+    columns = in_groups(A, unit.shape[1], chunk_size, lambda size: products(A, unit, size))
     return columns.t().reshape(len(wanted), 3, n // 3, 3)
 
 
@@ -147,7 +147,7 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
     block = v.detach().to(positions.device).reshape(-1, place.point.numel()).t()
     if block.shape[1] < 2:
         return (A @ block).t().reshape(v.shape)
-    return in_groups(A, block.shape[1], "auto", lambda size: _products(A, block, size)).t().reshape(v.shape)
+    return in_groups(A, block.shape[1], "auto", lambda size: products(A, block, size)).t().reshape(v.shape)
 
 
 def in_groups(
@@ -188,7 +188,7 @@ def _first_columns(A: HessianOperator, count: int) -> Tensor:
     return torch.eye(A.shape[0], count, dtype=A.dtype, device=A.device)
 
 
-def _products(A: HessianOperator, block: Tensor, size: int) -> Tensor:
+def products(A: HessianOperator, block: Tensor, size: int) -> Tensor:
     """Multiply a block of columns in groups."""
     result = block.new_empty(block.shape)
     for start, stop in spans(block.shape[1], size):
@@ -222,7 +222,7 @@ def _of_systems(A: HessianOperator, place: MovingAtoms, chunk_size: int | str | 
     block = place.point.new_zeros(place.point.numel(), width)
     for each in members:
         block[each, torch.arange(len(each), device=each.device)] = 1
-    columns = in_groups(A, width, chunk_size, lambda size: _products(A, block, size))
+    columns = in_groups(A, width, chunk_size, lambda size: products(A, block, size))
     return [_symmetric(columns[each, : len(each)]) for each in members]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.atoms.torch_sim import energies_of
 from hodiff.common.options import name_of
 from hodiff.errors import InputError
 
@@ -33,7 +34,7 @@ class BoundModel:
 
 
 def bind_model(caller: str, model: Any, atoms: Any) -> BoundModel:
-    """Bind a model to atoms: a calculator of MACE, a model of TorchANI or TorchMD-Net, or a function of torch.
+    """Bind a model to atoms: a model or calculator of a package that hodiff knows, or a function of torch.
 
     Args:
         caller: The public function, for error messages.
@@ -138,9 +139,82 @@ def _of_torchmdnet(caller: str, model: Any, atoms: Any) -> BoundModel:
     return BoundModel(energy, positions, cell)
 
 
-# Adapters by the package of the model's class.
+def _of_torch_sim(caller: str, model: Any, atoms: Any) -> BoundModel:
+    from torch_sim.io import atoms_to_state
+
+    state = atoms_to_state(atoms, model.device, model.dtype)
+    energies = energies_of(caller, model, state)
+    return BoundModel(lambda x, h: energies(x, h[None]), state.positions, state.cell[0].mT)
+
+
+def _of_nequip(caller: str, calculator: Any, atoms: Any) -> BoundModel:
+    parts = [each for each in calculator.model.modules() if hasattr(each, "do_derivatives")]
+    if not hasattr(calculator, "atoms_to_data") or not parts:
+        raise InputError(
+            f"{caller}: model: expected a NequIPCalculator of an eager model, got {name_of(calculator)}, whose energy "
+            "torch cannot differentiate; build the model with compile_mode 'eager'."
+        )
+    if calculator.length_units_to_A != 1:
+        raise InputError(
+            f"{caller}: model: expected a NequIPCalculator in Å, got length_units_to_A={calculator.length_units_to_A}; "
+            "convert the model."
+        )
+    data = calculator.atoms_to_data(atoms)
+    dtype, device = _kind_of(calculator.model)
+    positions, cell = _tensors(atoms, dtype, device)
+
+    def energy(positions: Tensor, cell: Tensor) -> Tensor:
+        moved = {**data, "pos": positions, **({"cell": cell.reshape(1, 3, 3)} if "cell" in data else {})}
+        # The model's own forces free the graph.
+        before = [each.do_derivatives for each in parts]
+        for each in parts:
+            each.do_derivatives = False
+        try:
+            found: Tensor = calculator.energy_units_to_eV * calculator.model(moved)["total_energy"]
+        finally:
+            for each, value in zip(parts, before, strict=True):
+                each.do_derivatives = value
+        return found.reshape(())
+
+    return BoundModel(energy, positions, cell)
+
+
+def _of_schnetpack(caller: str, calculator: Any, atoms: Any) -> BoundModel:
+    model: Any = getattr(calculator, "model", None)
+    if not hasattr(calculator, "converter") or not hasattr(model, "representation"):
+        raise InputError(
+            f"{caller}: model: expected an SpkCalculator of a NeuralNetworkPotential, got {name_of(calculator)}; pass "
+            "the calculator, which knows neighbour list and units."
+        )
+    inputs = calculator.converter(atoms)
+    positions, cell = _tensors(atoms, *_kind_of(model))
+    # Offsets of periodic images, as multiples of the lattice vectors.
+    images = (inputs["_offsets"].to(positions) @ torch.linalg.pinv(cell)).round()
+    unit = calculator.energy_conversion
+    if calculator.position_conversion != 1:
+        raise InputError(
+            f"{caller}: model: expected an SpkCalculator in Angstrom, got a position unit of "
+            f"{calculator.position_conversion} Angstrom; convert the model."
+        )
+
+    def energy(positions: Tensor, cell: Tensor) -> Tensor:
+        moved = {**inputs, "_positions": positions, "_cell": cell[None], "_offsets": images @ cell}
+        # Without the modules that compute forces and stress, which free the graph.
+        parts = [each for each in model.output_modules if not getattr(each, "required_derivatives", None)]
+        for part in (*model.input_modules, model.representation, *parts):
+            moved = part(moved)
+        found: Tensor = model.postprocess(moved)[calculator.energy_key]
+        return unit * found.reshape(())
+
+    return BoundModel(energy, positions, cell)
+
+
+# Adapters by the package of the model's class. Models of torch-sim may be of other packages, too.
 _PACKAGES: dict[str, Callable[[str, Any, Any], BoundModel]] = {
+    "torch_sim": _of_torch_sim,
     "mace": _of_mace,
     "torchani": _of_torchani,
     "torchmdnet": _of_torchmdnet,
+    "nequip": _of_nequip,
+    "schnetpack": _of_schnetpack,
 }

@@ -17,7 +17,7 @@ from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.compressed_patterns import FORMATS
-from hodiff.sparse.detection.patterns import pattern_of_hessian
+from hodiff.sparse.detection.patterns import Detection, pattern_of_hessian
 from hodiff.sparse.recovery.coloring_choice import Colorings
 from hodiff.sparse.recovery.compressed_products import CompiledAtPoint, CompiledHessian, Hessian
 from hodiff.torch_internals.wording import Wording, says
@@ -269,6 +269,7 @@ def _evaluation(
     require_callable(caller, f=f)
     require_argnums(caller, argnums)
     colorings = Colorings(caller, options.pattern, options.coloring, lambda found: color(found, method), METHODS)
+    detected = Detection(pattern_of_hessian, options.check)
     compiled = CompiledHessian(caller, f, argnums, options.correct) if options.compile else None
 
     @at_the_boundary
@@ -288,7 +289,7 @@ def _evaluation(
         with refused(caller):
             chosen, values = colorings.entries(
                 (args, kwargs),
-                lambda: pattern_of_hessian(function),
+                lambda: detected(function),
                 (size, size),
                 {"columns": products.products},
                 function.leaves,

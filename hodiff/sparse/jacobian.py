@@ -15,7 +15,7 @@ from hodiff.errors import RouteError
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.compressed_patterns import FORMATS
-from hodiff.sparse.detection.patterns import pattern_of_jacobian
+from hodiff.sparse.detection.patterns import Detection, pattern_of_jacobian
 from hodiff.sparse.recovery.coloring_choice import Colorings
 from hodiff.sparse.recovery.compressed_products import Jacobian
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -83,6 +83,8 @@ def jacobian(
         Colorings(caller, pattern, None, partial(color, method=each), _METHODS) for each in ("rows", "columns")
     )
 
+    detected = Detection(pattern_of_jacobian, check)
+
     @outside_graphs
     @at_the_boundary
     def matrix_of_f(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +94,7 @@ def jacobian(
         def entries(of: Colorings) -> tuple[Coloring, Tensor]:
             return of.entries(
                 (args, kwargs),
-                lambda: pattern_of_jacobian(function),
+                lambda: detected(function),
                 (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
                 {"columns": matrix.products, "rows": matrix.transposed_products},
                 leaves,

@@ -24,9 +24,9 @@ from hodiff.distributed.layouts import require_ordinary
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.rules.any_order import outside_graphs
-from hodiff.sparse.detection.own_derivatives import following_own_derivatives
+from hodiff.sparse.detection.own_derivatives import following_own_derivatives, is_followed
 from hodiff.sparse.detection.supports import TooManyError, identity
-from hodiff.sparse.detection.tracking import Tracking
+from hodiff.sparse.detection.tracking import Tracking, ValuesDecideError
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamic_shapes import is_open
 from hodiff.torch_internals.operators import without_onednn
@@ -165,6 +165,37 @@ def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> c
             raise InputError(f"{function.caller}: f: expected a tensor or a pytree of tensors for a result, got none.")
         pattern = _rows(mode, results, "its results")
     return _sorted(pattern)
+
+
+class Detection:
+    """Detection of the patterns for one function's calls, each of which is checked by a product.
+
+    Args:
+        pattern_of: `pattern_of_hessian` or `pattern_of_jacobian`.
+        checked: Whether calls are checked.
+    """
+
+    def __init__(self, pattern_of: Callable[..., csr_array], checked: bool):
+        self._pattern_of, self._checked = pattern_of, checked
+        self._warned = False
+
+    def __call__(self, function: BoundFunction) -> csr_array:
+        """Return a pattern for all x, or for this x alone if values of x decide what the function computes."""
+        try:
+            return self._pattern_of(function)
+        except ValuesDecideError as error:
+            if not self._checked or is_followed():
+                remedy = "check=True uses the pattern at this x, and finds it again where it has changed."
+                raise InputError(f"{error} {remedy}") from None
+            if not self._warned:
+                warnings.warn(
+                    f"{error} The pattern at this x is used, checked by a product at each call, and found again where "
+                    "it has changed; pass neighbour lists and other indices as further arguments, which are constants.",
+                    HodiffWarning,
+                    stacklevel=levels_to_the_caller(),
+                )
+                self._warned = True
+        return self._pattern_of(function, at_point=True)
 
 
 def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:

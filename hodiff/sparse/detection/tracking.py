@@ -26,6 +26,10 @@ _MASKS = {torch.bool, torch.uint8}
 _READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)"}
 
 
+class ValuesDecideError(InputError):
+    """Values of the argument decide what the function computes."""
+
+
 class Tracking(EagerDispatchMode):
     """Mode in which operators run as usual, while `memory` records the inputs that each tensor depends on.
 
@@ -134,15 +138,13 @@ class Tracking(EagerDispatchMode):
 
     def _refusal(self, name: str) -> InputError:
         what = _READING.get(name, name)
-        if self.caller.endswith("_pattern"):
-            remedy = "at_point=True returns the pattern at this x only"
-        else:
-            remedy = "hodiff.sparse.hessian_pattern and jacobian_pattern return it at this x only, with at_point=True"
-        return InputError(
+        finding = (
             f"{self.caller}: f: expected a course that does not depend on the values of x, got {what} of a tensor "
-            f"that does{_at_line()}: at another x other operators may run. "
-            f"{remedy}."
+            f"that does{_at_line()}: at another x other operators may run."
         )
+        if self.caller.endswith("_pattern"):
+            return InputError(f"{finding} at_point=True returns the pattern at this x only.")
+        return ValuesDecideError(finding)
 
 
 def _at_line() -> str:

@@ -490,3 +490,26 @@ def test_works_under_another_default_device(format):
         else:
             dense = torch.from_numpy(got.toarray()) if format == "scipy" else got.to_dense()
             torch.testing.assert_close(dense, matrix)
+
+
+def test_neighbours_of_this_x_are_found_again_where_they_change(recwarn):
+    """A list of neighbours inside of f: one warning, and the right matrix at each x."""
+
+    def energy(x):
+        one, other = ((x[:, None] - x).abs() < 1.5).triu(1).nonzero(as_tuple=True)
+        return ((x[one] - x[other]) ** 4).sum()
+
+    x = torch.arange(30, dtype=D) + 0.1 * point(30)
+    sparse = hessian(energy)
+    for at in (x, 1.01 * x, x.flip(0), x.roll(1), 0.6 * x):
+        found = sparse(at)
+        torch.testing.assert_close(found.to_dense(), hodiff.hessian_matrix(energy, at), rtol=1e-12, atol=1e-12)
+    assert found.values().numel() > 1.5 * 88
+    (warning,) = recwarn.list
+    assert "got nonzero of a tensor that does (test_hessian.py" in str(warning.message)
+    assert "pass neighbour lists and other indices as further arguments" in str(warning.message)
+    with pytest.raises(InputError, match="check=True uses the pattern at this x"):
+        hessian(energy, check=False)(x)
+    with pytest.warns(hodiff.HodiffWarning, match="is used, checked by a product"):
+        jacobian = hodiff.sparse.jacobian(lambda x: x[x > 0] ** 2)(x - 5)
+    assert jacobian.values().numel() == len(jacobian) == int((x > 5).sum())
