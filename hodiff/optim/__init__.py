@@ -15,5 +15,6 @@ from hodiff.optim.solvers.layerwise_gauss_newton import LayerwiseGaussNewton as 
 from hodiff.optim.solvers.spring import SPRING as SPRING
 from hodiff.optim.sophia import SophiaG as SophiaG
 from hodiff.optim.sophia import SophiaH as SophiaH
+from hodiff.optim.ssbroyden import SSBroyden as SSBroyden
 from hodiff.optimize import least_squares as least_squares
 from hodiff.optimize import minimize as minimize
