@@ -34,6 +34,7 @@ ROOMS = {
     "hodiff.doors.lightning": "hodiff.doors.lightning",
     "hodiff.doors.transformers": "hodiff.doors.transformers",
     "hodiff.doors.laplace": "hodiff.doors.laplace",
+    "hodiff.doors.pina": "hodiff.doors.pina",
 }
 FOLDER = "reference/api"
 

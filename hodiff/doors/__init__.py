@@ -1,7 +1,7 @@
-"""Adapters to other programs: curvature during training, and back ends; each module imports its program.
+"""Adapters to other programs: curvature during training, derivatives, and back ends; each module imports its program.
 
-`hodiff.doors.lightning` (PyTorch Lightning), `hodiff.doors.transformers` (Hugging Face Trainer) and
-`hodiff.doors.laplace` (laplace-torch) are imported by their full names.
+`hodiff.doors.lightning` (PyTorch Lightning), `hodiff.doors.transformers` (Hugging Face Trainer),
+`hodiff.doors.laplace` (laplace-torch) and `hodiff.doors.pina` (PINA) are imported by their full names.
 """
 
 from hodiff.doors.curvature_measurements import CurvatureRecord as CurvatureRecord

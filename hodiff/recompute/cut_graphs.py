@@ -29,6 +29,8 @@ from hodiff.torch_internals.wording import Wording, says
 # Replacements for Functions of other libraries that compute their gradient outside of the graph.
 _INSTEAD = {
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
+    "BacksolveFunction": "use torchode.AutoDiffAdjoint instead of BacksolveAdjoint, with "
+    "backprop_through_step_size_control=False",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
     # A Function within compiled code, as torch.compile rewrites it.
     "ApplyTemplate": "torch.compile has first derivatives only of a Function that it compiled: compile the product "
