@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pina import LabelTensor
 from torch import Tensor
 
-import hodiff
 from hodiff.common.options import require_callable
 from hodiff.errors import InputError
+from hodiff.taylor import laplacian as tensor_laplacian
+from hodiff.taylor import partial as tensor_partial
 
 
 def partial(
@@ -53,7 +54,7 @@ def partial(
     asked = [(each,) if isinstance(each, str) else tuple(each) for each in coordinates]
     _require_labels("partial", "coordinates", [label for each in asked for label in each] if all(asked) else [], inputs)
     numbers = [tuple(list(inputs).index(label) for label in each) for each in asked]
-    found: list[Tensor] = hodiff.partial(model, numbers, batched=True)(place)
+    found: list[Tensor] = tensor_partial(model, numbers, batched=True)(place)
     return found
 
 
@@ -88,13 +89,13 @@ def laplacian(
     """
     place = _ordered("laplacian", model, points, inputs)
     if d is None:
-        whole: Tensor = hodiff.laplacian(model, batched=True)(place)
+        whole: Tensor = tensor_laplacian(model, batched=True)(place)
         return whole
     _require_labels("laplacian", "d", d, inputs)
     units = place.new_zeros(len(d), *place.shape)
     for row, label in zip(units, d, strict=True):
         row[:, list(inputs).index(label)] = 1
-    weighted: Tensor = hodiff.laplacian(model, weights=units, batched=True)(place)
+    weighted: Tensor = tensor_laplacian(model, weights=units, batched=True)(place)
     return weighted
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,15 +47,14 @@ class PINNKFAC(ResidualOptimizer):
 
     Args:
         model: Module whose trained parameters are all weights and biases of `torch.nn.Linear`, called as modules.
-        lr: $\gamma$, a number or a tensor with one number; the longest step of a grid, and a factor of the quadratic
-            model's step.
-        damping: $\mu$.
+        lr: $\gamma$, a number or a tensor with one number; with a line search, the longest step.
+        damping: $\mu$, but at least the rounding of each factor.
         momentum: $\alpha$; the quadratic model chooses its own.
         factor_decay: $\beta$.
-        line_search_fn: "quadratic" chooses the lengths of $G^{-1} \nabla f$ and of the last step together, by the
-            minimum of the loss's quadratic model with the exact Gauss-Newton matrix, damped by $\mu$. "grid" takes the
-            step of least loss among $\gamma D, \gamma D / 2, \dots$, or none, as `hodiff.optim.ENGD`. None takes the
-            full step.
+        line_search_fn: "grid" takes the step of least loss among $\gamma D, \gamma D / 2, \dots$, or none, as
+            `hodiff.optim.ENGD`. "quadratic" first chooses the lengths of $G^{-1} \nabla f$ and of the last step
+            together, by the minimum of the loss's quadratic model with the exact Gauss-Newton matrix, damped by $\mu$;
+            the grid begins at that step. None takes the full step.
         chunk_size: Number of points that are differentiated together; None for all.
 
     Raises:
@@ -86,7 +85,7 @@ class PINNKFAC(ResidualOptimizer):
         self,
         model: nn.Module,
         lr: float | Tensor = 1.0,
-        damping: float = 1e-6,
+        damping: float = 1e-2,
         momentum: float = 0.0,
         *,
         factor_decay: float = 0.95,
@@ -130,9 +129,15 @@ class PINNKFAC(ResidualOptimizer):
         require_finite(self.caller, "directions", list(solved.values()))
         before = {p: p.clone() for p in gradients}
         if self.setting("line_search_fn") == QUADRATIC:
-            self._take_best(used, matrices, solved)
+            direction = self._best_direction(used, matrices, solved)
         else:
-            self._take(solved, loss, lambda: half_square(self.scaled(terms, counts)))
+            steps = dict(_split(solved))
+            momentum = self.setting("momentum")
+            direction = [steps[p] - momentum * self._last_step(p) for p in before]
+        if self.setting("line_search_fn") is None:
+            self.add([-each for each in direction], list(before))
+        else:
+            self.search(direction, lambda: half_square(self.scaled(terms, counts)), loss)
         put_gradients(list(gradients), list(gradients.values()))
         for parameter, place in before.items():
             self.state[parameter]["last_step"] = parameter - place
@@ -245,19 +250,10 @@ class PINNKFAC(ResidualOptimizer):
             )
         return root
 
-    def _take(self, solved: dict[nn.Linear, Tensor], loss: Tensor, value: Callable[[], Tensor]) -> None:
-        """Take the step with momentum, in full or by a line search."""
-        momentum, steps = self.setting("momentum"), dict(_split(solved))
-        direction = [steps[p] - momentum * self._last_step(p) for p in self.parameters()]
-        if self.setting("line_search_fn") is None:
-            self.add([-each for each in direction], self.parameters())
-        else:
-            self.search(direction, value, loss)
-
-    def _take_best(
+    def _best_direction(
         self, used: Sequence[_UsedTerm], gradients: dict[nn.Linear, Tensor], solved: dict[nn.Linear, Tensor]
-    ) -> None:
-        """Take the combination of the step and the last step that minimizes the damped Gauss-Newton model."""
+    ) -> list[Tensor]:
+        """Return minus the sum of multiples of step and last step that minimizes the damped Gauss-Newton model."""
         last = {layer: _matrix(layer, {p: self._last_step(p) for p in layer.parameters()}) for layer in solved}
         ways = [{layer: -each for layer, each in solved.items()}]
         if any(bool(each.any()) for each in last.values()):
@@ -272,11 +268,11 @@ class PINNKFAC(ResidualOptimizer):
         factors = -torch.linalg.pinv(curvature.double(), hermitian=True) @ slopes.double()
         require_finite(self.caller, "lengths of steps", [factors])
         joint = {
-            layer: torch.stack([float(factor) * way[layer] for factor, way in zip(factors, ways, strict=True)]).sum(0)
+            layer: -torch.stack([float(factor) * way[layer] for factor, way in zip(factors, ways, strict=True)]).sum(0)
             for layer in solved
         }
         steps = dict(_split(joint))
-        self.add([steps[p] for p in self.parameters()], self.parameters())
+        return [steps[p] for p in self.parameters()]
 
     def _last_step(self, parameter: Tensor) -> Tensor:
         known = self.state.get(parameter, {}).get("last_step")
@@ -330,7 +326,9 @@ def _split(matrices: Mapping[nn.Linear, Tensor]) -> Iterator[tuple[Tensor, Tenso
 
 
 def _shifted(factor: Tensor, damping: float) -> Tensor:
-    return factor + damping * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    """Add a multiple of the identity, at least that of rounding."""
+    rounding = len(factor) * torch.finfo(factor.dtype).eps * float(factor.trace())
+    return factor + max(damping, rounding) * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
 
 
 def _joint_coordinates(root: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

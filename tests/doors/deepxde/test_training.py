@@ -4,6 +4,7 @@ import deepxde as dde
 import pytest
 import torch
 from doors.deepxde.problems import PROBLEMS
+from doors.pages import run_example
 
 import hodiff
 
@@ -90,3 +91,10 @@ def test_unknown_coefficients_are_found():
     model.compile(optimizer, external_trainable_variables=diffusivity, verbose=0)
     model.train(iterations=8, verbose=0)
     assert abs(diffusivity.item() - 0.4) < 5e-3
+
+
+@pytest.mark.slow
+def test_example_of_the_page():
+    names = run_example("guides/physics.md", "import deepxde")
+    history = names["history"]
+    assert sum(history.loss_train[-1]) < 1e-3 * sum(history.loss_train[0])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from doors.pages import run_example
 from doors.pina.problems import PROBLEMS, error, made
 from pina import LabelTensor, Trainer
 from pina.optim import TorchOptimizer
@@ -100,3 +101,12 @@ def test_errors_name_the_argument():
         hodiff.InputError, match=r"inputs: expected the labels of the points, .* problem\.input_variables"
     ):
         partial(torch.sin, points, [("x",)], ["x"])
+
+
+@pytest.mark.slow
+def test_example_of_the_page():
+    names = run_example("guides/physics.md", "from pina import")
+    points = names["problem"].discretised_domains["t0"]
+    with torch.no_grad():
+        off = names["solver"](points).tensor + torch.sin(torch.pi * points["x"].tensor)
+    assert off.square().mean() < 0.02

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torchode
+from doors.pages import run_example
 
 import hodiff
 
@@ -97,3 +98,12 @@ def test_adjoints_are_refused(kind):
     torch.testing.assert_close(gradient, 1 / (1 - RATE * END * START) ** 2, rtol=1e-5, atol=1e-6)
     with pytest.raises(hodiff.RouteError, match=r"BacksolveFunction.*torchode\.AutoDiffAdjoint instead"):
         hodiff.hvp(lambda y: end(solver, y).sum(), START, V)
+
+
+@kinks
+def test_example_of_the_page():
+    times = torch.tensor([0.0, 0.5], dtype=D)
+    known = {"torch": torch, "torchode": torchode, "hodiff": hodiff, "y0": START, "v": V, "times": times}
+    names = run_example("howto/second_derivatives_of_odes.md", "torchode.Tsit5", field=lambda t, y: y**2, **known)
+    found = hodiff.hvp(names["by_torchode"], START, V)
+    torch.testing.assert_close(found, V / (1 - 0.5 * START) ** 3, rtol=1e-6, atol=1e-7)
