@@ -36,6 +36,7 @@ ROOMS = {
     "hodiff.doors.gpytorch": "hodiff.doors.gpytorch",
     "hodiff.doors.laplace": "hodiff.doors.laplace",
     "hodiff.doors.linear_operator": "hodiff.doors.linear_operator",
+    "hodiff.doors.pina": "hodiff.doors.pina",
 }
 FOLDER = "reference/api"
 

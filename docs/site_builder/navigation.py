@@ -23,6 +23,7 @@ SIDE_BAR = {
         "guides/estimators.md",
         "guides/optimizers.md",
         "guides/training_loops.md",
+        "guides/physics.md",
         "guides/laplace.md",
         "guides/gaussian_processes.md",
         "guides/implicit.md",

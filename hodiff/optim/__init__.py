@@ -12,8 +12,10 @@ from hodiff.optim.solvers.engd import ENGD as ENGD
 from hodiff.optim.solvers.hessian_free import HessianFree as HessianFree
 from hodiff.optim.solvers.hessian_free import NewtonCG as NewtonCG
 from hodiff.optim.solvers.layerwise_gauss_newton import LayerwiseGaussNewton as LayerwiseGaussNewton
+from hodiff.optim.solvers.pinn_kfac import PINNKFAC as PINNKFAC
 from hodiff.optim.solvers.spring import SPRING as SPRING
 from hodiff.optim.sophia import SophiaG as SophiaG
 from hodiff.optim.sophia import SophiaH as SophiaH
+from hodiff.optim.ssbroyden import SSBroyden as SSBroyden
 from hodiff.optimize import least_squares as least_squares
 from hodiff.optimize import minimize as minimize

@@ -22,7 +22,7 @@ def is_due(count: int, every: int) -> bool:
 
 Check = Callable[[str, str, Any], None]
 
-BACKTRACKING, STRONG_WOLFE, GRID = "backtracking", "strong_wolfe", "grid"
+BACKTRACKING, STRONG_WOLFE, GRID, QUADRATIC = "backtracking", "strong_wolfe", "grid", "quadratic"
 EMPIRICAL_FISHER = "empirical-fisher"
 RMS, SHAPE = "rms", "shape"
 
@@ -83,7 +83,7 @@ CHECKS: Mapping[str, Check] = {
     "tolerance_change": require_amount,
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
-    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE, GRID), optional=True),
+    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE, GRID, QUADRATIC), optional=True),
     "orthogonalize": require_bool,
     "scaling": partial(require_choice, choices=(RMS, SHAPE)),
     "nesterov": require_bool,

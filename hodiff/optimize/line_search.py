@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hodiff.optimize.objective import Objective
+from hodiff.optimize.recorded_point import Evaluation
 
 # Constants of the paper: the relative increase that may be rounding, the relative change below which slopes are
 # more reliable than values, the growth of the bracket, bisection, and the required shrinkage of an interval.
@@ -94,7 +94,14 @@ def line_search(evaluate: Callable[[float], Trial], wolfe: Wolfe, step: float = 
     return lowest
 
 
-def search_along(objective: Objective, x: Tensor, direction: Tensor, wolfe: Wolfe, step: float = 1.0) -> Trial | None:
+class Recorder(Protocol):
+    """Function whose points hold value and gradient."""
+
+    def point(self, x: Any) -> Evaluation:
+        """Evaluate the function at a float64 vector."""
+
+
+def search_along(objective: Recorder, x: Tensor, direction: Tensor, wolfe: Wolfe, step: float = 1.0) -> Trial | None:
     """Search from x along a direction; the trials hold the points, without their graphs."""
 
     def evaluate(step: float) -> Trial:

@@ -50,7 +50,7 @@ def newton_method(
     return course.result(end)
 
 
-def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], None], course: Course) -> End:
+def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], None], course: Course[Point]) -> End:
     """Iterate from the point of `course`, which is updated."""
     most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
     if not finite(course.point, course.slope):

@@ -196,7 +196,9 @@ def _require_consistent(options: NewtonKrylovOptions, n: int) -> None:
         )
 
 
-def _run(objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Point], None], course: Course) -> End:
+def _run(
+    objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Point], None], course: Course[Point]
+) -> End:
     """Iterate from the point of `course`, which is updated."""
     n = len(course.slope)
     most = 200 * n if options.maxiter is None else options.maxiter

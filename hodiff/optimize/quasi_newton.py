@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import scipy
 import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.optimize.line_search import Trial, Wolfe, search_along
+from hodiff.optimize.line_search import Recorder, Trial, Wolfe, search_along
 from hodiff.optimize.method_options import (
     COUNT,
     FRACTION,
@@ -33,7 +33,7 @@ from hodiff.optimize.method_options import (
     require_wolfe,
 )
 from hodiff.optimize.objective import Objective
-from hodiff.optimize.recorded_point import Point
+from hodiff.optimize.recorded_point import Evaluation
 from hodiff.optimize.terminations import CONVERGED, ITERATIONS, NONFINITE, PRECISION, STOPPED, Course, End, finite
 
 
@@ -134,7 +134,7 @@ class InverseHessian:
         return True
 
 
-Watch = Callable[[Point], None]
+Watch = Callable[[Evaluation], None]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _minimise(
     inverse = InverseHessian(choose, start, _first_matrix(options, start), scaled=options.initial_scale)
     point = objective.point(start)
     course = Course(point, point.slope)
-    end = _run(objective, options, watch, course, inverse)
+    end = iterate(objective, options, watch, course, inverse)
     return course.result(end, hess_inv=inverse.matrix)
 
 
@@ -183,10 +183,15 @@ def _first_matrix(options: QuasiNewtonOptions, start: Tensor) -> Tensor | None:
     return given.detach().to(start, copy=True)
 
 
-def _run(
-    objective: Objective, options: QuasiNewtonOptions, watch: Watch, course: Course, inverse: InverseHessian
+def iterate(
+    objective: Recorder,
+    options: QuasiNewtonOptions,
+    watch: Watch,
+    course: Course[Any],
+    inverse: InverseHessian,
+    rate: float = 1.0,
 ) -> End:
-    """Iterate from the point of `course`, which is updated."""
+    """Iterate from the point of `course`, which is updated with the inverse Hessian; `rate` scales first trials."""
     require_wolfe(options.c1, options.c2)
     most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
     if not finite(course.point, course.slope):
@@ -199,7 +204,7 @@ def _run(
         direction = -inverse.times(course.slope)
         # Rounding may have made the matrix indefinite.
         descent = float(torch.dot(direction, course.slope))
-        found = _search(objective, options, course, direction, descent, inverse.fresh) if descent < 0 else None
+        found = _search(objective, options, course, direction, descent, inverse.fresh, rate) if descent < 0 else None
         if found is None:
             if inverse.fresh:
                 return PRECISION
@@ -224,13 +229,19 @@ def _begun_anew(iteration: int) -> str:
 
 
 def _search(
-    objective: Objective, options: QuasiNewtonOptions, course: Course, direction: Tensor, descent: float, fresh: bool
+    objective: Recorder,
+    options: QuasiNewtonOptions,
+    course: Course[Any],
+    direction: Tensor,
+    descent: float,
+    fresh: bool,
+    rate: float,
 ) -> Trial | None:
     wolfe = Wolfe(Trial(0.0, course.point.value, descent), options.c1, options.c2)
-    return search_along(objective, course.point.x, direction, wolfe, _first_step(course, descent, fresh))
+    return search_along(objective, course.point.x, direction, wolfe, rate * _first_step(course, descent, fresh))
 
 
-def _first_step(course: Course, descent: float, fresh: bool) -> float:
+def _first_step(course: Course[Any], descent: float, fresh: bool) -> float:
     """Return 1, or less if the predicted decrease exceeds the last one (Nocedal & Wright, equation 3.60)."""
     # Without knowledge of the curvature, the step has at most length one.
     if fresh:

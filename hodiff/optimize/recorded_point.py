@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,24 @@ class Counts:
     gradients: int = 0
     products: int = 0
     hessians: int = 0
+
+
+class Evaluation(Protocol):
+    """Value and gradient of a function at a point, as line searches need them; `Point` has them."""
+
+    x: Any
+    value: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the value is finite."""
+
+    @property
+    def slope(self) -> Tensor:
+        """Gradient as a float64 vector."""
+
+    def release(self) -> None:
+        """Free graphs."""
 
 
 class Point:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import scipy
 import torch
 from torch import Tensor
 
-from hodiff.optimize.recorded_point import Point
+from hodiff.optimize.recorded_point import Evaluation
 from hodiff.optimize.variables import Variables
 
 
@@ -30,8 +30,11 @@ NONFINITE = End(3, "The function or its gradient is not finite at x.")
 STOPPED = End(99, "`callback` raised `StopIteration`.")
 
 
+P = TypeVar("P", bound=Evaluation)
+
+
 @dataclass
-class Course:
+class Course(Generic[P]):
     """State of a running method, from which its result is built.
 
     Attributes:
@@ -42,7 +45,7 @@ class Course:
         remarks: Sentences that are appended to the message.
     """
 
-    point: Point
+    point: P
     slope: Tensor
     iterations: int = 0
     decrease: float = 0.0
@@ -62,6 +65,6 @@ class Course:
         )
 
 
-def finite(point: Point, slope: Tensor) -> bool:
+def finite(point: Evaluation, slope: Tensor) -> bool:
     """Return whether the value and the gradient are finite."""
     return point.finite and bool(torch.isfinite(slope).all())

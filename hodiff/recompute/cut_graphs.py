@@ -31,6 +31,8 @@ _HIGHER_ORDER = "call it within hodiff.doors.gpytorch.higher_order()"
 _INSTEAD = {
     **dict.fromkeys(("RBFCovariance", "MaternCovariance", "Solve", "InvQuad", "InvQuadLogdet"), _HIGHER_ORDER),
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
+    "BacksolveFunction": "use torchode.AutoDiffAdjoint instead of BacksolveAdjoint, with "
+    "backprop_through_step_size_control=False",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
     # A Function within compiled code, as torch.compile rewrites it.
     "ApplyTemplate": "torch.compile has first derivatives only of a Function that it compiled: compile the product "

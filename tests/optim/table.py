@@ -114,6 +114,7 @@ TABLE = {
         apart=False,
     ),
     "LBFGS": Case(ho.LBFGS, {"max_iter": 4}, loop=False, maximize=False, complex_too=True, apart=False, groups=False),
+    "SSBroyden": Case(ho.SSBroyden, {"max_iter": 4}, loop=False, maximize=False, apart=False, groups=False),
 }
 
 

@@ -62,6 +62,8 @@ def make_optimizer(case, parameters, factor):
 def test_scaled_losses_give_scaled_steps(case, dtype, factor):
     if "preconditioned" in name_of(case) or (name_of(case) == "LBFGS" and factor < 1):
         pytest.skip("Martens' preconditioner is no power of the scale, and torch's L-BFGS leaves out small changes")
+    if name_of(case) == "SSBroyden":
+        pytest.skip("its first step has at most length one, whatever the scale")
     plain, scaled = Scaled(dtype), Scaled(dtype, factor)
     theirs = plain.run(case, make_optimizer(case, plain.model.parameters(), 1.0))
     optimizer = make_optimizer(case, scaled.model.parameters(), factor)

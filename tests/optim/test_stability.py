@@ -10,7 +10,7 @@ from torch import nn
 import hodiff.optim as ho
 
 # Conjugate gradients and line searches stop at a tolerance, so a perturbation can change the number of iterations.
-BOUNDS = {name: 1e-4 for name, case in TABLE.items() if not case.backward or name == "LBFGS"}
+BOUNDS = {name: 1e-4 for name, case in TABLE.items() if not case.backward or name in ("LBFGS", "SSBroyden")}
 # In directions without a gradient, rounding determines the eigenvectors that scale the next gradients.
 BOUNDS["SOAP"] = 0.2
 
@@ -39,6 +39,8 @@ def required_settings(case):
     kind = getattr(case.make, "func", case.make)
     if kind is ho.SAM:
         return {"lr": 0.05}
+    if kind is ho.SSBroyden:
+        return {"max_iter": 2}
     # Undamped Newton steps may converge to saddle points.
     return {"damping": 0.1} if kind is ho.NewtonCG and "damping" in names else {}
 

@@ -50,6 +50,33 @@ def test_urban_solutions_solve_their_equations(script: Script, name: str) -> Non
         torch.testing.assert_close(problem.solution(start), problem.boundary(start), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["Poisson, 5-D", "Poisson, 10-D", "heat, 4 + 1-D"])
+def test_dangel_solutions_solve_their_equations(script: Script, name: str) -> None:
+    problem = script("dangel-2024-pinn-kfac").PROBLEMS[name]
+    inside, edge = problem.draw(20, 40)
+    assert problem.residual(problem.solution, inside, True).abs().max() < 1e-12
+    # By torch's Hessians, which share no code with Taylor mode.
+    hessians = torch.func.vmap(torch.func.hessian(lambda x: problem.solution(x)[0]))(inside)
+    curvature = hessians.diagonal(dim1=1, dim2=2)
+    if problem.diffusivity is None:
+        residual = curvature.sum(1) + problem.source(inside)[:, 0]
+    else:
+        slopes = torch.func.vmap(torch.func.grad(lambda x: problem.solution(x)[0]))(inside)
+        residual = slopes[:, 0] - problem.diffusivity * curvature[:, 1:].sum(1)
+    assert residual.abs().max() < 1e-12
+    first = 0 if problem.diffusivity is None else 1
+    on_faces = ((edge == 0) | (edge == 1))[:, first:].any(1)
+    assert (on_faces | (edge[:, 0] == 0)).all()
+    assert 0.4 < on_faces.double().mean() <= 1
+
+
+@pytest.mark.papers
+def test_dangel_methods_lower_the_loss(quick: Quick) -> None:
+    for curves in quick("dangel-2024-pinn-kfac")["data"]["runs"].values():
+        assert len(curves) == 7
+        assert all(min(curve["loss"]) < 0.9 * curve["loss"][0] for curve in curves.values())
+
+
 def test_urban_five_point_scheme_matches_kronecker_matrix(script: Script) -> None:
     n = 8
     line = 2 * torch.eye(n - 1, dtype=torch.float64) - torch.eye(n - 1, dtype=torch.float64).roll(1, 0).tril()

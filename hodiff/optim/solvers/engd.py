@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hodiff.common.options import require_choice
-from hodiff.common.trees import PyTree
-from hodiff.errors import InputError
 from hodiff.optim.settings import GRID, settings_in
-from hodiff.optim.solvers.sample_space import SampleSpaceOptimizer
-
-# A function of one point, and the points.
-Term = tuple[Callable[[Any], Tensor], PyTree]
-
-# Of a line search over a grid: halvings of the shortest step, and misses in a row after which it ends.
-_HALVINGS, _MISSES = 30, 5
+from hodiff.optim.solvers.residual_terms import ResidualOptimizer, Term, half_square
 
 
-class ENGD(SampleSpaceOptimizer):
+class ENGD(ResidualOptimizer):
     r"""Energy natural gradients: Gauss-Newton steps for residuals at points, by equations with a row for each point.
 
     $$ f(\theta) = \sum_t \frac{1}{2 N_t} \sum_{i=1}^{N_t} \|r_t(x_{ti})\|^2 = \tfrac12 \|r\|^2, \qquad
@@ -98,15 +88,9 @@ class ENGD(SampleSpaceOptimizer):
             InputError: If there is no term, or one is invalid; or if numbers are not finite. Nothing has changed then.
         """
         self.require_dtypes()
-        for term in terms or (None,):
-            if not (isinstance(term, tuple) and len(term) == 2):
-                raise InputError(
-                    f"ENGD: step: expected pairs (function, points), got {term!r}; pass step((equation, inside), "
-                    "(boundary, edge))."
-                )
-        counts = [self._require_function(*term) for term in terms]
-        values = self._scaled(terms, counts)
-        loss = _half_square(values)
+        counts = self.counts(terms)
+        values = self.scaled(terms, counts)
+        loss = half_square(values)
         # Each term's rows, as the loss is a sum of means.
         rows = [
             [each / math.sqrt(count) for each in self._rows(*term, value.shape[1])]
@@ -117,38 +101,5 @@ class ENGD(SampleSpaceOptimizer):
         if self.setting("line_search_fn") is None:
             self.add([-each for each in direction], self.parameters())
         else:
-            self._search(direction, lambda: _half_square(self._scaled(terms, counts)), loss)
+            self.search(direction, lambda: half_square(self.scaled(terms, counts)), loss)
         return loss
-
-    def _scaled(self, terms: Sequence[Term], counts: Sequence[int]) -> list[Tensor]:
-        """Evaluate the residuals of all terms, over the roots of their numbers of points."""
-        return [self._values(*term) / math.sqrt(count) for term, count in zip(terms, counts, strict=True)]
-
-    def _search(self, direction: Sequence[Tensor], value: Callable[[], Tensor], start: Tensor) -> None:
-        """Take the step of least loss among halvings of the direction, or none."""
-        parameters = self.parameters()
-        places, best, least, misses = [p.clone() for p in parameters], 0.0, start, 0
-
-        def take(factor: float) -> None:
-            for parameter, place in zip(parameters, places, strict=True):
-                parameter.copy_(place)
-            self.add([-factor * each for each in direction], parameters)
-
-        try:
-            for factor in (0.5**k for k in range(_HALVINGS + 1)):
-                take(factor)
-                if bool((found := value()) < least):
-                    best, least, misses = factor, found, 0
-                elif best:
-                    misses += 1
-                if misses == _MISSES:
-                    break
-        except BaseException:
-            best = 0.0  # an error of the user's function, or an interruption, takes no step
-            raise
-        finally:
-            take(best)
-
-
-def _half_square(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack([each.square().sum() for each in values]).sum() / 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,10 +87,19 @@ class SampleSpaceOptimizer(SolverOptimizer):
 
     def _values(self, function: Callable[[Any], Tensor], samples: PyTree) -> Tensor:
         """Evaluate a function at all samples, (N, k)."""
-        one = _OneSample(self.caller, self.module, function)
+        with self.refusing_randomness(), torch.no_grad(), Corrections(lean=True):
+            found: Tensor = vmap(self.of_one(function), chunk_size=self.chunk_size)(samples)
+        return found
+
+    def of_one(self, function: Callable[[Any], Tensor]) -> nn.Module:
+        """Return the function as a module that returns a vector of real numbers."""
+        return _OneSample(self.caller, self.module, function)
+
+    @contextmanager
+    def refusing_randomness(self) -> Iterator[None]:
+        """Raise a fitting error if a function draws random numbers within the context."""
         try:
-            with torch.no_grad(), Corrections(lean=True):
-                found: Tensor = vmap(one, chunk_size=self.chunk_size)(samples)
+            yield
         except RuntimeError as error:
             if not says(error, Wording.RANDOM):
                 raise
@@ -97,11 +107,10 @@ class SampleSpaceOptimizer(SolverOptimizer):
                 f"{self.caller}: step: function: expected a function without random numbers, such as those of dropout, "
                 "as values and derivatives would have different ones, got one that draws; call model.eval()."
             ) from error
-        return found
 
     def _rows(self, function: Callable[[Any], Tensor], samples: PyTree, width: int) -> list[Tensor]:
         """Differentiate a function of `width` numbers at all samples, (N, k, n) for each parameter."""
-        one, parameters = _OneSample(self.caller, self.module, function), self._named()
+        one, parameters = self.of_one(function), self._named()
 
         def of_one(parameters: dict[str, Tensor], sample: Any) -> Tensor:
             found: Tensor = functional_call(one, parameters, (sample,))

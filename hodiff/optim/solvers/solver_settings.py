@@ -46,7 +46,7 @@ class SolverOptimizer(StochasticOptimizer):
     # The closure of the running step, if parameters are sharded.
     _closure_on_shards: ShardedClosure | None = None
     # Settings that may differ between groups.
-    _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
+    _own: ClassVar[frozenset[str]] = frozenset({"params", "param_names", "lr", "initial_lr"})
 
     def __init__(self, params: Any, defaults: Group, process_group: Any):
         self._ranks = Ranks(self.caller, process_group)

@@ -1,0 +1,180 @@
+"""The self-scaled Broyden method for training loops that pass closures."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.randomness import RandomState
+from hodiff.corrections import Corrections
+from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.settings import settings_in
+from hodiff.optim.solvers.solver_settings import SolverOptimizer
+from hodiff.optimize.quasi_newton import InverseHessian, QuasiNewtonOptions, iterate, ssbroyden
+from hodiff.optimize.terminations import Course
+
+
+class SSBroyden(SolverOptimizer):
+    r"""Self-scaled Broyden method: quasi-Newton steps with a dense inverse Hessian, for many digits.
+
+    $$ \theta \leftarrow \theta - t H g, \qquad
+       H \leftarrow \frac1\tau\Big(H - \frac{H y y^\top H}{y^\top H y} + \phi\, w w^\top\Big)
+       + \frac{s s^\top}{y^\top s} $$
+
+    `hodiff.optimize.minimize(method="ssbroyden")` in the interface of `torch.optim.LBFGS`, for loops that are written
+    already, such as those of DeepXDE, PINA and Lightning. The iterates of one or several steps are those of one run of
+    `minimize`, for the same loss in each step. The state is a matrix (n, n) in float64, for up to some thousand
+    parameters.
+
+    Args:
+        params: Parameters, or groups of them; real and floating-point. Use float64 for many digits.
+        lr: Factor of the first length that each line search tries; 1 for quasi-Newton steps.
+        max_iter: Maximum number of iterations in a step.
+        tolerance_grad: Largest entry of the gradient at which a step ends.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex or a DTensor over several ranks.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        >>> optimizer = hodiff.optim.SSBroyden([w])
+        >>> for _ in range(3):
+        ...     loss = optimizer.step(lambda: (1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2)
+        >>> torch.allclose(w, torch.ones(2, dtype=torch.float64), atol=1e-7)
+        True
+
+    Source: M. Al-Baali, E. Spedicato & F. Maggioni, Optim. Methods Softw. 29 (2014); J. Urbán, P. Stefanou & J. Pons,
+    J. Comput. Phys. 523 (2025), equations 13 to 23.
+    """
+
+    sharded_by_group = None
+    whole_state = frozenset({"inverse_hessian", "decrease"})
+
+    def __init__(self, params: Any, lr: float | Tensor = 1.0, max_iter: int = 20, tolerance_grad: float = 1e-12):
+        super().__init__(params, settings_in(locals()), None)
+
+    # The learning rate belongs to the line search of all groups, too.
+    _own = frozenset({"params", "param_names", "initial_lr"})
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take up to `max_iter` iterations, within `hodiff.corrected()`, and set gradients.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
+                gradients and call backward, as for torch's optimizers, but need not.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            InputError: If there is no closure, it returns no loss, or loss and gradient are not finite at the
+                parameters. Nothing has changed then.
+        """
+        require_closure(self.caller, closure)
+        self.require_dtypes()
+        assert closure is not None
+        parameters = self.parameters()
+        before = [p.detach().clone() for p in parameters]
+        try:
+            with torch.no_grad(), Corrections(lean=True, many=True):
+                return self._iterate(_ClosureObjective(self, closure, parameters), parameters)
+        except BaseException:
+            with torch.no_grad():
+                for parameter, each in zip(parameters, before, strict=True):
+                    parameter.copy_(each)
+            raise
+
+    def _iterate(self, objective: _ClosureObjective, parameters: list[Tensor]) -> Tensor:
+        point = objective.point(_joined(parameters))
+        loss = objective.loss
+        require_finite(self.caller, "losses and gradients", [loss, point.slope])
+        state = self.state[parameters[0]]
+        known = state.get("inverse_hessian")
+        if known is not None and len(known) != len(point.slope):
+            known = None  # parameters were frozen, or no longer are
+        inverse = InverseHessian(ssbroyden, point.slope, None if known is None else known.clone())
+        course = Course(point, point.slope, decrease=0.0 if known is None else state["decrease"])
+        options = QuasiNewtonOptions(maxiter=self.setting("max_iter"), gtol=self.setting("tolerance_grad"))
+        iterate(objective, options, lambda _: None, course, inverse, float(self.setting("lr")))
+        objective.write(course.point.x)
+        for parameter, gradient in zip(parameters, _split(course.slope, parameters), strict=True):
+            parameter.grad = gradient
+        self._spend()
+        if not inverse.fresh:
+            state.update(inverse_hessian=inverse.matrix, decrease=course.decrease)
+        return loss
+
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """See `StochasticOptimizer`; the inverse Hessian is in float64."""
+        return torch.float64
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, in float64.
+
+        Args:
+            state_dict: Dict that `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        # torch has rounded it to the dtype of the parameter.
+        held = [each["inverse_hessian"] for each in state_dict["state"].values() if "inverse_hessian" in each]
+        for state in self.state.values():
+            if "inverse_hessian" in state:
+                state["inverse_hessian"] = held[0].to(state["inverse_hessian"].device, torch.float64, copy=True)
+
+
+@dataclass
+class _Evaluated:
+    """Value and gradient of a closure at a vector; see `hodiff.optimize.recorded_point.Evaluation`."""
+
+    x: Tensor
+    value: float
+    slope: Tensor
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.value)
+
+    def release(self) -> None:
+        """Keep everything: the closure's graph is gone."""
+
+
+class _ClosureObjective:
+    """Loss of a closure as a function of the vector of all parameters, with equal random numbers at each point."""
+
+    def __init__(self, optimizer: SSBroyden, closure: Closure, parameters: list[Tensor]):
+        self._optimizer, self._closure, self._parameters = optimizer, closure, parameters
+        self._draw = RandomState(parameters)
+        self._first = True
+        self.loss: Any = None
+
+    def point(self, x: Tensor) -> _Evaluated:
+        """Write a vector to the parameters, and evaluate the closure."""
+        if not self._first:
+            self.write(x)
+        with nullcontext() if self._first else self._draw.replayed():
+            loss = self._optimizer.evaluated_together(self._closure, by_loss=True)
+        if self._first:
+            self.loss, self._first = loss, False
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return _Evaluated(x, float(loss), _joined(gradients))
+
+    def write(self, x: Tensor) -> None:
+        """Write a vector to the parameters."""
+        for parameter, part in zip(self._parameters, _split(x, self._parameters), strict=True):
+            parameter.copy_(part)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([each.detach().reshape(-1).to(torch.float64) for each in tensors])
+
+
+def _split(x: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = x.split([each.numel() for each in like])
+    return [part.reshape(each.shape).to(each.dtype) for part, each in zip(parts, like, strict=True)]
