@@ -7,6 +7,8 @@ from hodiff.operators.gauss_newton.gauss_newton import GaussNewtonOperator as Ga
 from hodiff.operators.gauss_newton.gram import GramOperator as GramOperator
 from hodiff.operators.kfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac import KFACOperator as KFACOperator
+from hodiff.operators.kfac import KFOCOperator as KFOCOperator
+from hodiff.operators.kfac import ShampooOperator as ShampooOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator
 from hodiff.operators.linear.algebra import InverseOperator as InverseOperator
 from hodiff.operators.linear.linear_operator import LinearOperator as LinearOperator

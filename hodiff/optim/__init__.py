@@ -3,6 +3,8 @@
 from hodiff.optim.adahessian import AdaHessian as AdaHessian
 from hodiff.optim.kfac.kfac import EKFAC as EKFAC
 from hodiff.optim.kfac.kfac import KFAC as KFAC
+from hodiff.optim.kronecker.kl_shampoo import KLSOAP as KLSOAP
+from hodiff.optim.kronecker.kl_shampoo import KLShampoo as KLShampoo
 from hodiff.optim.kronecker.shampoo import Shampoo as Shampoo
 from hodiff.optim.kronecker.soap import SOAP as SOAP
 from hodiff.optim.lbfgs import LBFGS as LBFGS

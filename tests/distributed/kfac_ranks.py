@@ -18,7 +18,12 @@ import hodiff
 generator = torch.Generator().manual_seed(1)
 X = torch.randn(8, 3, generator=generator, dtype=D)
 Y = torch.randint(3, (8,), generator=generator)
-KINDS = {"KFAC": hodiff.KFACOperator, "EKFAC": hodiff.EKFACOperator}
+KINDS = {
+    "KFAC": hodiff.KFACOperator,
+    "EKFAC": hodiff.EKFACOperator,
+    "Shampoo": hodiff.operators.ShampooOperator,
+    "KFOC": hodiff.operators.KFOCOperator,
+}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"fisher": "empirical", "sharing": "reduce"},
@@ -70,8 +75,11 @@ def one_and_many(kind: Any, shard: Any, **options: Any) -> tuple[Any, Any, dict[
 
 def closed_forms_are_those_of_one_process() -> None:
     shards = [in_layers, None] if dist.get_world_size() == 2 else [in_layers, with_replicas]
-    for kind in KINDS.values():
+    for name_of_kind, kind in KINDS.items():
         for options in OPTIONS:
+            if name_of_kind in ("Shampoo", "KFOC"):
+                # Their gradients are those of whole examples.
+                options = {name: value for name, value in options.items() if name != "sharing"}
             for shard in shards:
                 A, B, p, x = one_and_many(kind, shard, **options)
                 v = {name: torch.randn(each.shape, generator=generator, dtype=D) for name, each in p.items()}

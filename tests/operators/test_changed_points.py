@@ -29,6 +29,8 @@ def outputs(model: nn.Module) -> Callable[[Any], Tensor]:
 OPERATORS: dict[str, Callable[[nn.Module, Any], Any]] = {
     "KFAC": lambda model, x: hodiff.KFACOperator(model, F.mse_loss, x, X, Y),
     "EKFAC": lambda model, x: hodiff.EKFACOperator(model, F.mse_loss, x, X, Y),
+    "Shampoo": lambda model, x: hodiff.operators.ShampooOperator(model, F.mse_loss, x, X, Y),
+    "KFOC": lambda model, x: hodiff.operators.KFOCOperator(model, F.mse_loss, x, X, Y),
     "Hessian": lambda model, x: hodiff.HessianOperator(lambda p: F.mse_loss(outputs(model)(p), Y), x),
     "Gauss-Newton": lambda model, x: hodiff.GaussNewtonOperator(model, F.mse_loss, x, X, Y),
     "Fisher": lambda model, x: hodiff.FisherOperator(model, F.mse_loss, x, X, Y),

@@ -23,8 +23,10 @@ from hodiff.operators import (
     InverseOperator,
     JacobianOperator,
     KFACOperator,
+    KFOCOperator,
     LowRankPlusDiagonalOperator,
     MatrixOperator,
+    ShampooOperator,
 )
 
 X, V, M = draw(2), draw(2, seed=1), draw(2, 2, seed=2)
@@ -50,6 +52,8 @@ EMPIRICAL = EmpiricalFisherOperator(model, mse_loss, X, INPUTS, TARGETS)
 LAYER = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
 KFAC = KFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 EKFAC = EKFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
+SHAMPOO = ShampooOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
+KFOC = KFOCOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 BLOCKS = BlockDiagonalOperator(HESSIAN)
 JACOBIAN = JacobianOperator(model, X, INPUTS)
 GRAM = GramOperator(model, X, INPUTS)
@@ -65,6 +69,8 @@ ROWS = [
     Row("GramOperator", lambda u: GRAM @ u, (TARGETS,)),
     Row("KFACOperator", lambda v: KFAC @ {"weight": v[None]}, (V,)),
     Row("EKFACOperator", lambda v: EKFAC @ {"weight": v[None]}, (V,)),
+    Row("ShampooOperator", lambda v: SHAMPOO @ {"weight": v[None]}, (V,)),
+    Row("KFOCOperator", lambda v: KFOC @ {"weight": v[None]}, (V,)),
     Row("BlockDiagonalOperator", lambda v: BLOCKS @ v, (V,)),
     Row("InverseOperator", lambda v: InverseOperator(FISHER, damping=0.1, tol=1e-12) @ v, (V,)),
     Row("LinearOperator", lambda v: (HESSIAN @ FISHER - 2 * MatrixOperator(M)).damped(0.5).T @ v, (V,)),

@@ -81,7 +81,7 @@ GENTLE: dict[str, dict[str, Any]] = {
     "HessianFree, preconditioned": {"weight_decay": 0.1},
 }
 CASES = {
-    **{name: case for name, case in TABLE.items() if not name.startswith(("Shampoo", "SOAP", "Muon"))},
+    **{name: case for name, case in TABLE.items() if not name.startswith(("Shampoo", "SOAP", "KL", "Muon"))},
     "KFAC, exact": Case(partial(ho.KFAC, fisher="exact"), {"kl_clip": None, "update_every": 2, "refresh_every": 2}),
     "KFAC, empirical": Case(partial(ho.KFAC, fisher="empirical"), {"update_every": 2, "refresh_every": 2}),
     "EKFAC, clipped": Case(ho.EKFAC, {"update_every": 2, "refresh_every": 2}),
@@ -348,7 +348,7 @@ def saved_states_resume(folder: Path) -> None:
     """Resume from torch.distributed.checkpoint, on both ranks and in one process."""
     for i, (name, case) in enumerate(TABLE.items()):
         path = folder / f"checkpoint{i}"
-        group = {} if name.startswith(("Shampoo", "SOAP", "Muon")) else {"process_group": dist.group.WORLD}
+        group = {} if name.startswith(("Shampoo", "SOAP", "KL", "Muon")) else {"process_group": dist.group.WORLD}
         options = GENTLE.get(name, {})
         problem = Problem()
         optimizer = case(problem.model.parameters(), **group, **options)

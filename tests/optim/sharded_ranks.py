@@ -29,13 +29,13 @@ import hodiff.optim as ho
 STEPS = 4
 KFACS = ("KFAC", "EKFAC", "KFAC, exact", "KFAC, empirical", "EKFAC, clipped")
 CURVATURE = ("SophiaH", "SophiaG", "AdaHessian", *KFACS)
-OWNED = ("Shampoo", "Shampoo, the paper's", "SOAP")
+OWNED = ("Shampoo", "Shampoo, the paper's", "SOAP", "KLShampoo", "KLSOAP")
 GRADIENTS_ONLY = (*OWNED, "SAM", "ASAM")
-RESUMED = ("SophiaH", "AdaHessian", "SOAP", "Shampoo", "KFAC", "EKFAC", "HessianFree")
+RESUMED = ("SophiaH", "AdaHessian", "SOAP", "KLShampoo", "Shampoo", "KFAC", "EKFAC", "HessianFree")
 SYSTEMS = tuple(name for name in TABLE if name.startswith(("NewtonCG", "Layerwise", "HessianFree")))
 CASES = {name: {**TABLE, **ALL}[name] for name in (*CURVATURE, *GRADIENTS_ONLY, *SYSTEMS)}
 # SOAP divides coordinates without gradients by their rounding errors.
-CALM = {**GENTLE, "SOAP": {"eps": 1e-3}}
+CALM = {**GENTLE, **{name: {"eps": 1e-3} for name in ("SOAP", "KLSOAP", "KLShampoo")}}
 
 
 class Net(nn.Module):
@@ -125,14 +125,14 @@ def steps_are_those_of_one_process() -> None:
                 alike = [v for v in state.values() if isinstance(v, torch.Tensor) and v.shape == parameter.shape]
                 if name not in GRADIENTS_ONLY:
                     assert all(isinstance(v, DTensor) and v.placements == parameter.placements for v in alike), name
-                holders = torch.tensor(float("moments" in state or "A" in state))
+                holders = torch.tensor(float(not {"moments", "whitened_moments", "A"}.isdisjoint(state)))
                 dist.all_reduce(holders)
                 owned = name in OWNED
                 assert holders == float(owned or (name in KFACS and parameter.dim() > 1)), name
 
 
 def other_dtensors_make_the_steps_of_whole_tensors() -> None:
-    """Shampoo and SOAP on a program of all ranks, with parameters that are sharded, replicated or ordinary tensors."""
+    """Optimizers with owners, with parameters that are sharded, replicated or ordinary tensors."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(6, 5, generator=generator, dtype=torch.float64)

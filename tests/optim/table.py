@@ -48,6 +48,8 @@ TABLE = {
         partial(ho.Shampoo, accumulate=True, grafting=None, betas=(0.0, 0.0), eps=1e-3), {"lr": 0.1}
     ),
     "SOAP": Case(ho.SOAP, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "KLShampoo": Case(ho.KLShampoo, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "KLSOAP": Case(ho.KLSOAP, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
     "Muon": Case(ho.Muon, {"lr": 0.05, "weight_decay": 0.01}),
     "Muon, the original": Case(partial(ho.Muon, scaling="shape", nesterov=False), {"lr": 0.05}),
     "KFAC": Case(

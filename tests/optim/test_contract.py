@@ -445,6 +445,8 @@ def states():
 ALIKE = [
     {"SophiaH", "SophiaG"},
     {"Shampoo", "Shampoo, the paper's"},
+    # KLShampoo has no use for the squares in KLSOAP's state, which KLSOAP requires.
+    {"KLShampoo", "KLSOAP"},
     {"Muon", "Muon, the original"},
     {
         "NewtonCG",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.optim import SOAP, Shampoo
+from hodiff.optim import KLSOAP, SOAP, KLShampoo, Shampoo
 from hodiff.optim.kronecker.kronecker_optimizer import multiplied, vectors_along, working_shape
 
 D = torch.float64
@@ -198,7 +198,7 @@ def test_products_with_matrix_diagonal_and_identity_factors_match():
     torch.testing.assert_close(vectors @ vectors.mT, torch.einsum("bijk,biak->bja", tensors, tensors))
 
 
-@pytest.mark.parametrize("make", [Shampoo, SOAP])
+@pytest.mark.parametrize("make", [Shampoo, SOAP, KLSOAP, KLShampoo])
 def test_bfloat16_parameters_have_float32_states(make):
     w = torch.randn(3, 4).bfloat16().requires_grad_()
     optimizer = make([w], refresh_every=2)
@@ -210,9 +210,10 @@ def test_bfloat16_parameters_have_float32_states(make):
     for _ in range(3):
         optimizer.step(lambda: (w.float() ** 4).sum())
         loaded.step(lambda: (other.float() ** 4).sum())
-    assert {each.dtype for each in loaded.state[other]["moments"]} == {torch.float32}
+    name = optimizer.moments_name
+    assert {each.dtype for each in loaded.state[other][name]} == {torch.float32}
     assert torch.equal(w, other)
-    assert all(map(torch.equal, loaded.state[other]["moments"], optimizer.state[w]["moments"]))
+    assert all(map(torch.equal, loaded.state[other][name], optimizer.state[w][name]))
 
 
 def test_zero_gradients_at_the_start_are_accepted():
@@ -227,7 +228,7 @@ def test_zero_gradients_at_the_start_are_accepted():
 
 
 @pytest.mark.parametrize("grafting", [None, "sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("make", [Shampoo, SOAP])
+@pytest.mark.parametrize("make", [Shampoo, SOAP, KLSOAP, KLShampoo])
 def test_parameters_of_one_shape_step_as_if_alone(make, grafting):
     """Stacked states also follow missing and zero gradients, loaded states, and entries that a script replaces."""
     options = {"lr": 0.1, "betas": (0.8, 0.9), "refresh_every": 3, "weight_decay": 0.1, "max_preconditioner_size": 7}
@@ -258,10 +259,11 @@ def test_parameters_of_one_shape_step_as_if_alone(make, grafting):
             for each in (optimizer, *separate):
                 for state in each.state.values():
                     state["exp_avg"] = 3 * state["exp_avg"]
-                    state["moments"] = [None if m is None else 2 * m for m in state["moments"]]
+                    name = optimizer.moments_name
+                    state[name] = [None if m is None else 2 * m for m in state[name]]
 
 
-@pytest.mark.parametrize("make", [Shampoo, SOAP])
+@pytest.mark.parametrize("make", [Shampoo, SOAP, KLSOAP, KLShampoo])
 def test_nan_gradients_are_rejected(make):
     w = torch.ones(3, 2, requires_grad=True)
     w.grad = torch.full((3, 2), torch.nan)
@@ -269,15 +271,16 @@ def test_nan_gradients_are_rejected(make):
         make([w]).step()
 
 
+@pytest.mark.parametrize("make", [SOAP, KLSOAP, KLShampoo])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rounding_adds_no_direction(dtype):
+def test_rounding_adds_no_direction(make, dtype):
     """Four inputs span four directions, and gradient descent stays in their span."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 64, generator=generator, dtype=dtype)
     # The first gradient has all four directions; later directions would enter the basis only by rotation.
     start = torch.randn(8, 64, generator=generator, dtype=dtype) / 8
     w = start.clone().requires_grad_()
-    optimizer = SOAP([w], lr=1e-2)
+    optimizer = make([w], lr=1e-2)
     for _ in range(30):
         optimizer.zero_grad()
         (100 * torch.nn.functional.cross_entropy(x @ w.T, torch.tensor([0, 1, 2, 0]))).backward()

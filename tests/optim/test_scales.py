@@ -13,7 +13,17 @@ every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 
 
 # These optimizers square values, whose range in float32 is 1e±38.
-HAVE_SQUARES = {"AdaHessian", "Shampoo", "Shampoo, the paper's", "SOAP", "Muon", "Muon, the original", "LBFGS"}
+HAVE_SQUARES = {
+    "AdaHessian",
+    "Shampoo",
+    "Shampoo, the paper's",
+    "SOAP",
+    "KLShampoo",
+    "KLSOAP",
+    "Muon",
+    "Muon, the original",
+    "LBFGS",
+}
 
 
 def name_of(case):

@@ -12,7 +12,7 @@ import hodiff.optim as ho
 # Conjugate gradients and line searches stop at a tolerance, so a perturbation can change the number of iterations.
 BOUNDS = {name: 1e-4 for name, case in TABLE.items() if not case.backward or name in ("LBFGS", "SSBroyden")}
 # In directions without a gradient, rounding determines the eigenvectors that scale the next gradients.
-BOUNDS["SOAP"] = 0.2
+BOUNDS |= {"SOAP": 0.2, "KLSOAP": 0.2, "KLShampoo": 1e-4}
 
 
 def trained(case, disturbance, steps=10):

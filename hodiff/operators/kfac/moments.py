@@ -131,12 +131,72 @@ def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) 
     return total
 
 
+def of_products(
+    source: Source, a: Tensor | None, g: Tensor, left: Tensor | None, right: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    r"""Compute $\sum G R G^\top$ and $\sum G^\top L G$ of the examples' gradients G; None is the identity."""
+    if source.one_hot:
+        assert a is not None
+        return _products_of_rows(source, a, g, left, right)
+    if a is None:
+        # The gradients are vectors (c, N, groups, p), and R is a number for each group.
+        g, number = g.sum(2), 1.0 if right is None else right
+        squares = (_weighed(g, left) * g).sum((0, 1, 3))
+        if source.diagonal:
+            return g.square().sum((0, 1)) * number, squares[:, None]
+        return _outer(g, g) * number, squares[:, None, None]
+    if a.shape[1] == 1:
+        a, g = a[:, 0], g[:, :, 0]
+        of_a, of_g = (_weighed(a, right) * a).sum(-1, keepdim=True), (_weighed(g, left) * g).sum(-1, keepdim=True)
+        return _outer(g * of_a, g), _outer((a * of_g.sum(0))[None], a[None])
+    groups, p, q = source.layout.shape
+    sums = a.new_zeros(groups, p, p), a.new_zeros(groups, q, q)
+    count = resolve_chunk_size("auto", len(a), 8 * len(g) * groups * p * q * a.element_size(), a.device)
+    for start, stop in spans(len(a), count):
+        each = torch.einsum("cnrgp,nrgq->cnpgq", g[:, start:stop], a[start:stop])
+        sums[0].add_(torch.einsum("cnpgq,cnsgq->gps", _weighed(each, right), each))
+        each = each.transpose(2, 4)
+        sums[1].add_(torch.einsum("cnqgp,cntgp->gqt", _weighed(each, left), each))
+    return sums
+
+
+def _weighed(vectors: Tensor, factor: Tensor | None) -> Tensor:
+    """Multiply vectors (..., groups, n) by a factor."""
+    if factor is None:
+        return vectors
+    return vectors * factor if factor.dim() == 2 else torch.einsum("...gp,gps->...gs", vectors, factor)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """Sum the outer products of vectors (c, N, groups, n)."""
+    return torch.einsum("cngp,cngs->gps", a, b)
+
+
+def _gradients_of_rows(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients (c, N, places, p) of an embedding's rows, and how often each place repeats its own."""
+    same = (a[:, :, None] == a[:, None, :]) & (a >= 0)[:, :, None]
+    return torch.einsum("nrs,cnsp->cnrp", same.to(g.dtype), g[:, :, :, 0]), same.sum(2).clamp(min=1)
+
+
+def _products_of_rows(
+    source: Source, a: Tensor, g: Tensor, left: Tensor | None, right: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute `of_products` for an embedding, with the diagonal of the second sum."""
+    rows, times = _gradients_of_rows(a, g)
+    weights = (a >= 0).to(g.dtype) / times
+    squares = (_weighed(rows[:, :, :, None], left)[:, :, :, 0] * rows).sum((0, 3)) * weights
+    if right is not None:
+        weights = weights * right[0][a.clamp(min=0)]
+    kept = a >= 0
+    found = one_hot_counts(a[kept], squares[kept][:, None], source.layout.shape[2])
+    return torch.einsum("cnrp,nr,cnrs->ps", rows, weights, rows)[None], found.mT
+
+
 def _of_rows(source: Source, a: Tensor, g: Tensor) -> Tensor:
     """Compute `of_examples` for an embedding, whose gradient has a row for each row that an example picked."""
-    same = (a[:, :, None] == a[:, None, :]) & (a >= 0)[:, :, None]
+    rows, times = _gradients_of_rows(a, g)
     # The gradient of a row is repeated at each place that picked the row.
-    rows = torch.einsum("nrs,cnsp->cnrp", same.to(g.dtype), g[:, :, :, 0])
-    shared = rows.square().sum(0) / same.sum(2).clamp(min=1)[..., None]
+    shared = rows.square().sum(0) / times[..., None]
     return one_hot_counts(a[a >= 0], shared[a >= 0], source.layout.shape[2]).mT[None]
 
 

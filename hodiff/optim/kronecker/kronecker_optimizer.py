@@ -1,4 +1,6 @@
-"""Base class of Shampoo and SOAP: parameters as tensors of few large dimensions, and states in at least 32 bits.
+"""Base class of Shampoo, SOAP and their variants.
+
+Parameters are tensors of few large dimensions, and states have at least 32 bits.
 
 Parameters of one shape step together, because calls cost more than small tensors. Their gradients are stacked, and
 their states are views of stacked tensors.
@@ -96,6 +98,11 @@ def vectors_along(tensors: Tensor, dim: int) -> Tensor:
     return tensors.movedim(dim + 1, 1).reshape(len(tensors), tensors.shape[dim + 1], -1)
 
 
+def along(values: Tensor, dim: int, tensors: Tensor) -> Tensor:
+    """Reshape (k, n) to broadcast along a dimension of stacked tensors."""
+    return values.view(len(values), *[-1 if d == dim else 1 for d in range(tensors.dim() - 1)])
+
+
 def multiplied(tensors: Tensor, factors: Factors, *, transposed: bool = False) -> Tensor:
     """Multiply stacked tensors along each dimension by factors or their transposes."""
     for factor in factors:
@@ -104,8 +111,8 @@ def multiplied(tensors: Tensor, factors: Factors, *, transposed: bool = False) -
         if factor is None:
             tensors = tensors.movedim(1, -1)
         elif factor.dim() == 2:
-            count, size = factor.shape
-            tensors = tensors.movedim(1, -1) * factor.view(count, *[1] * (tensors.dim() - 2), size)
+            tensors = tensors.movedim(1, -1)
+            tensors = tensors * along(factor, tensors.dim() - 2, tensors)
         else:
             count, size, *others = tensors.shape
             products = torch.bmm(tensors.reshape(count, size, -1).mT, factor if transposed else factor.mT)
@@ -122,6 +129,8 @@ class KroneckerOptimizer(StochasticOptimizer):
     precise_state = True
     # Whether dimensions above `max_preconditioner_size`, and vectors, have second moments, too.
     all_moments: ClassVar[bool]
+    # Their name in states.
+    moments_name: ClassVar[str] = "moments"
 
     def __init__(self, params: Any, defaults: Group):
         # By name, dimension and first state: stacked entries of states, and their views in the states.
@@ -259,7 +268,7 @@ class KroneckerOptimizer(StochasticOptimizer):
         shape = gradients.shape[1:]
         for state in states:
             state["step"], state["exp_avg"] = 0, gradients.new_zeros(shape)
-            state["moments"] = [
+            state[self.moments_name] = [
                 None if size is None else gradients.new_zeros(size) for size in self._sizes(shape, group)
             ]
 
@@ -288,7 +297,7 @@ class KroneckerOptimizer(StochasticOptimizer):
     def _average(self, states: Sequence[State], gradients: Tensor, keep: float) -> None:
         """Update averages of the second moments along the dimensions; sums, if all is kept."""
         weight = 1.0 if keep == 1 else 1 - keep
-        for dim, moments in enumerate(self._factors(states, "moments")):
+        for dim, moments in enumerate(self._factors(states, self.moments_name)):
             if moments is None:
                 continue
             vectors = vectors_along(gradients, dim)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.optim.kronecker.kronecker_optimizer import (
     KroneckerOptimizer,
     State,
+    along,
     eigenvectors,
     multiplied,
     sizes_of,
@@ -104,45 +105,58 @@ class SOAP(KroneckerOptimizer):
         step = states[0]["step"] + 1
         for state in states:
             state["step"] = step
-        averages, squares = self._joined(states, "exp_avg"), self._joined(states, "exp_avg_sq")
-        bases = self._factors(states, "bases")
-        projected = multiplied(gradients, bases, transposed=True)
+        projected = self._projected(states, gradients)
         # Averaging in the basis, as the paper's M' does, saves a product; the average is rotated with the basis.
-        means = averages.lerp_(projected, 1 - beta1) / (1 - beta1**step)
-        squares.mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
-        scales = (squares / (1 - beta2**step)).sqrt_()
+        means = self._joined(states, "exp_avg").lerp_(projected, 1 - beta1) / (1 - beta1**step)
+        scales = self._scales(states, projected, beta2)
         # If a coordinate has no gradient, a change of basis leaves rounding errors there, which must not make steps.
         rounding = ROUNDINGS * torch.finfo(scales.dtype).eps * sizes_of(scales)
         steps = (means / (scales + group["eps"])).masked_fill_(scales <= rounding, 0.0)
-        directions = multiplied(steps, bases)
-        self._average(states, gradients, beta2)
+        directions = multiplied(steps, self._factors(states, "bases"))
+        self._update_moments(states, gradients, projected, beta2)
         if step % group["refresh_every"] == 0:
             self._turn(states)
         return directions
 
+    def _projected(self, states: Sequence[State], gradients: Tensor) -> Tensor:
+        return multiplied(gradients, self._factors(states, "bases"), transposed=True)
+
+    def _scales(self, states: Sequence[State], projected: Tensor, keep: float) -> Tensor:
+        """Return what the means are divided by, apart from epsilon, after an update by the gradient."""
+        squares = self._joined(states, "exp_avg_sq").mul_(keep).addcmul_(projected, projected, value=1 - keep)
+        return (squares / (1 - keep ** states[0]["step"])).sqrt_()
+
+    def _update_moments(self, states: Sequence[State], gradients: Tensor, projected: Tensor, keep: float) -> None:
+        self._average(states, gradients, keep)
+
     def _begin(self, states: Sequence[State], group: Group, gradients: Tensor) -> None:
         super()._begin(states, group, gradients)
-        for state in states:
-            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
+        if "exp_avg_sq" in self.whole_state:
+            for state in states:
+                state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
         self._average(states, gradients, group["betas"][1])
         bases = [None if each is None else eigenvectors(each) for each in self._finite_moments(states)]
         for i, state in enumerate(states):
             state["bases"] = [None if each is None else each[i] for each in bases]
 
     def _turn(self, states: Sequence[State]) -> None:
-        averages, squares = self._joined(states, "exp_avg"), self._joined(states, "exp_avg_sq")
-        bases = self._factors(states, "bases")
+        averages, bases = self._joined(states, "exp_avg"), self._factors(states, "bases")
         means = multiplied(averages, bases)
         for dim, (moments, basis) in enumerate(zip(self._finite_moments(states), bases, strict=True)):
             if moments is not None and basis is not None:
                 order, new = turned(moments, basis)
                 basis.copy_(new)
-                places = order.view(len(order), *[-1 if d == dim else 1 for d in range(squares.dim() - 1)])
-                squares.copy_(squares.take_along_dim(places, dim + 1))
+                self._reorder(states, dim, order)
         averages.copy_(multiplied(means, bases, transposed=True))
 
+    def _reorder(self, states: Sequence[State], dim: int, order: Tensor) -> None:
+        """Reorder what belongs to the columns of a basis."""
+        if "exp_avg_sq" in self.whole_state:
+            squares = self._joined(states, "exp_avg_sq")
+            squares.copy_(squares.take_along_dim(along(order, dim, squares), dim + 1))
+
     def _finite_moments(self, states: Sequence[State]) -> list[Tensor | None]:
-        moments = self._factors(states, "moments")
+        moments = self._factors(states, self.moments_name)
         finite = [each.isfinite().all() for each in moments if each is not None]
         self._require_finite(not finite or bool(torch.stack(finite).all()))
         return moments

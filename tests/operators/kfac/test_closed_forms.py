@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 import hodiff
 
-KINDS = pytest.mark.parametrize("kind", [hodiff.KFACOperator, hodiff.EKFACOperator])
+OF_EXAMPLES = [hodiff.operators.ShampooOperator, partial(hodiff.operators.KFOCOperator, iterations=1000)]
+KINDS = pytest.mark.parametrize(
+    "kind", [hodiff.KFACOperator, hodiff.EKFACOperator, *OF_EXAMPLES], ids=["KFAC", "EKFAC", "Shampoo", "KFOC"]
+)
 
 
 def mixed(kind: Any, **options: Any) -> Any:
@@ -25,6 +28,8 @@ def mixed(kind: Any, **options: Any) -> Any:
         nn.Embedding(5, 4), nn.LayerNorm(4), nn.Conv1d(6, 4, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
     ).double()
     inputs, y = torch.randint(5, (7, 6)), torch.randint(3, (7,))
+    if kind in OF_EXAMPLES:
+        options.pop("sharing", None)
     return kind(model, F.cross_entropy, dict(model.named_parameters()), inputs, y, **options)
 
 
