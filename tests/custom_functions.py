@@ -32,6 +32,8 @@ def old_style(name: str, forward: Rule, backward: Rule) -> Any:
         ctx.save_for_backward(*saved)
         return value
 
+    # hodiff recognizes rules by their code, which differs between Functions.
+    with_context.__code__ = with_context.__code__.replace(co_name=f"forward of {name}")
     members = {"forward": staticmethod(with_context), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), members)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from custom_functions import cubed_slope, old_style
 from torch.func import functional_call
 
 import hodiff
@@ -448,17 +449,7 @@ def test_backward_and_jvp_rules_are_linear():
     attach.check_rule(equation, P ** (1 / 3), (P,))
 
 
-class Cube(torch.autograd.Function):
-    """A Function without setup_context, which torch.func requires."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * g * ctx.saved_tensors[0] ** 2
+Cube = old_style("Cube", lambda x: (x**3, x), cubed_slope)
 
 
 class CubeByKept(Cube):
