@@ -17,8 +17,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, TensorJet, is_plain_tensor, jets_in, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import at_the_moment, call, value_of
-from hodiff.taylor.keywords import in_rules_form
-from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
+from hodiff.taylor.registry import RULES, Entry, entry_of, in_rules_form, name_of
 from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not_be_met
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
