@@ -8,7 +8,7 @@ from hodiff.operators.gauss_newton.gram import GramOperator as GramOperator
 from hodiff.operators.kfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator
-from hodiff.operators.linear.algebra import InverseOperator as InverseOperator
+from hodiff.operators.linear.inverse import InverseOperator as InverseOperator
 from hodiff.operators.linear.linear_operator import LinearOperator as LinearOperator
 from hodiff.operators.linear.matrices import DiagonalOperator as DiagonalOperator
 from hodiff.operators.linear.matrices import MatrixOperator as MatrixOperator
