@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from custom_functions import cubed_slope, old_style
+from custom_functions import cubed_slope, custom, old_style
 from torch.func import functional_call
 
 import hodiff
@@ -414,19 +414,7 @@ def test_autograd_around_vmap_with_a_shared_parameter_matches():
 def test_gradients_of_constant_data_are_not_computed():
     seen = []
 
-    class Data(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x.clone()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, cotangent):
-            seen.append(cotangent)
-            return cotangent
+    Data = custom("Data", lambda x: x.clone(), lambda ctx, cotangent: (seen.append(cotangent), cotangent)[1])
 
     f = root(lambda x, p, data: x * x - p * Data.apply(data), newton())
     p = P.clone().requires_grad_()

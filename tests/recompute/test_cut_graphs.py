@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from custom_functions import old_style
+from custom_functions import custom, old_style
 from torch import Tensor
 
 import hodiff
@@ -475,21 +475,11 @@ def test_small_nonlinear_part_of_a_large_gradient_is_rejected() -> None:
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_functions_generated_by_vmap_are_checked_as_written(route: str, lost: bool) -> None:
-    class Cube(torch.autograd.Function):
-        generate_vmap_rule = True
+    def slope(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * (x.detach() if lost else x) ** 2 * g
 
-        @staticmethod
-        def forward(x):
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return 3 * (x.detach() if lost else x) ** 2 * g
+    Cube = custom("Cube", lambda x: x**3, slope, vmap=True)
 
     f = lambda x: torch.func.vmap(Cube.apply)(x).sum()  # noqa: E731
     if lost:
