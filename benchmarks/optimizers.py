@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
+from benchmarks.language_model import LanguageModel
 from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
 from benchmarks.report import table
@@ -58,46 +59,10 @@ def convolutions() -> Batch:
     return task.make(), data.inputs[:128], data.targets[:128]
 
 
-class Block(nn.Module):
-    """Causal attention and a two-layer network, with layer norms before both and residual connections."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.project, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform tokens (batch, length, width)."""
-        split = self.project(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.output(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class GPT(nn.Module):
-    """Two blocks over tokens, by torch's fused attention."""
-
-    def __init__(self, vocabulary: int, length: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(2)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (batch * length, vocabulary)."""
-        places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        x = self.embedding(tokens) + self.position(places)
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits.flatten(0, 1)
-
-
 def gpt(vocabulary: int, batch: int, length: int, width: int, heads: int) -> Batch:
     """Return a GPT of two layers and a batch of tokens."""
     tokens = torch.randint(vocabulary, (batch, length))
-    return GPT(vocabulary, length, width, heads), tokens, tokens.flatten().roll(1)
+    return LanguageModel(vocabulary, length, width, heads, layers=2), tokens, tokens.flatten().roll(1)
 
 
 @dataclass(frozen=True)

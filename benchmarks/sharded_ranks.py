@@ -24,6 +24,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
+from benchmarks.language_model import LanguageModel
 from benchmarks.memory import peak_bytes
 
 VOCABULARY, CONTEXT, HEADS = 64, 16, 4
@@ -37,42 +38,6 @@ WHOLE = {
     "_c10d_functional::all_reduce": ("reduced", 0),
     "c10d::allreduce_": ("reduced", 0),
 }
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer, both with a norm before and a sum after."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
-        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.joined(mixed)
-        narrowed: Tensor = self.narrow(F.gelu(self.wide(self.second(x))))
-        return x + narrowed
-
-
-class GPT(nn.Module):
-    """A GPT with untied embeddings."""
-
-    def __init__(self, layers: int, width: int):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Parameter(0.02 * torch.randn(CONTEXT, width))
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, length) to logits (batch, vocabulary, length)."""
-        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits.transpose(1, 2)
 
 
 class Bytes(TorchDispatchMode):
@@ -93,10 +58,10 @@ class Bytes(TorchDispatchMode):
         return result
 
 
-def model_of(layers: int, width: int) -> GPT:
+def model_of(layers: int, width: int) -> LanguageModel:
     """Return the model with the same weights on every rank."""
     torch.manual_seed(0)
-    return GPT(layers, width)
+    return LanguageModel(VOCABULARY, CONTEXT, width, HEADS, layers)
 
 
 def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
@@ -119,7 +84,7 @@ def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
     def loss(p: Any, data: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(scores(p, data[0]), data[1])
 
-    data = tokens, tokens.roll(-1, 1)
+    data = tokens, tokens.roll(-1, 1).flatten()
     v = {name: torch.randn_like(each.detach()) for name, each in x.items()}
     H = hodiff.HessianOperator(loss, x, data=[data], process_group=group)
     G = hodiff.GaussNewtonOperator(scores, F.cross_entropy, x, data=[data], process_group=group)

@@ -1,51 +1,53 @@
-"""Custom Functions that several tests share: a correct one, and one that is marked once_differentiable."""
+"""Custom Functions for tests: written in one line, and two that several tests share."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+Rule = Callable[..., Any]
 
-class Cube(torch.autograd.Function):
-    """x³, whose backward is marked once_differentiable."""
 
-    generate_vmap_rule = True
+def custom(
+    name: str, forward: Rule, backward: Rule | None = None, jvp: Rule | None = None, *, vmap: bool = False
+) -> Any:
+    """Return a Function with `setup_context`, which saves its inputs; `vmap` generates the batching rule."""
 
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        if jvp is not None:
+            ctx.save_for_forward(*inputs)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        return 3 * ctx.saved_tensors[0] ** 2 * g
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 3 * ctx.saved_tensors[0] ** 2 * tangent
+    rules = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
+    members = {key: staticmethod(rule) for key, rule in rules.items() if rule is not None}
+    return type(name, (torch.autograd.Function,), {"generate_vmap_rule": vmap, **members})
 
 
-class Square(torch.autograd.Function):
-    """x², with correct derivatives by every route."""
+def old_style(name: str, forward: Rule, backward: Rule) -> Any:
+    """Return a Function whose forward takes ctx; `forward` returns the value and the tensors to save."""
 
-    generate_vmap_rule = True
+    def with_context(ctx: Any, *inputs: Any) -> Any:
+        value, *saved = forward(*inputs)
+        ctx.save_for_backward(*saved)
+        return value
 
-    @staticmethod
-    def forward(x):
-        return x**2
+    # hodiff recognizes rules by their code, which differs between Functions.
+    with_context.__code__ = with_context.__code__.replace(co_name=f"forward of {name}")
+    members = {"forward": staticmethod(with_context), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), members)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * ctx.saved_tensors[0] * g
+def cubed_slope(ctx: Any, vector: Any) -> Any:
+    """Multiply by the derivative of x³ at the saved x."""
+    return 3 * ctx.saved_tensors[0] ** 2 * vector
 
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 2 * ctx.saved_tensors[0] * tangent
+
+def squared_slope(ctx: Any, vector: Any) -> Any:
+    """Multiply by the derivative of x² at the saved x."""
+    return 2 * ctx.saved_tensors[0] * vector
+
+
+# x³, whose backward is marked once_differentiable; and x², with correct derivatives by every route
+Cube = custom("Cube", lambda x: x**3, once_differentiable(cubed_slope), cubed_slope, vmap=True)
+Square = custom("Square", lambda x: x**2, squared_slope, squared_slope, vmap=True)

@@ -1,45 +1,22 @@
 """Correct and faulty modules and Functions, for checks of whole modules."""
 
-import torch
+from custom_functions import custom, squared_slope
 from torch import nn
 
 from hodiff.functions import nestable_jvp
 
-
-class Square(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * ctx.saved_tensors[0] * g
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx, t):
-        return 2 * ctx.saved_tensors[0] * t
-
-
-class CutSquare(Square):
-    """x², whose second derivative is zero in reverse mode because the gradient is detached."""
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * ctx.saved_tensors[0].detach() * g
-
-
-class DoubledTangent(Square):
-    @staticmethod
-    def jvp(ctx, t):
-        return 2 * Square.jvp(ctx, t)
+Square = custom("Square", lambda x: x**2, squared_slope, nestable_jvp(squared_slope), vmap=True)
+# x², whose second derivative is zero in reverse mode because the gradient is detached
+CutSquare = custom(
+    "CutSquare",
+    lambda x: x**2,
+    lambda ctx, g: 2 * ctx.saved_tensors[0].detach() * g,
+    nestable_jvp(squared_slope),
+    vmap=True,
+)
+DoubledTangent = custom(
+    "DoubledTangent", lambda x: x**2, squared_slope, nestable_jvp(lambda ctx, t: 2 * squared_slope(ctx, t)), vmap=True
+)
 
 
 class Applied(nn.Module):

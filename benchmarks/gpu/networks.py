@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 import hodiff
 from benchmarks.gpu.measure import DEVICE, compare, drawn, skipped
+from benchmarks.language_model import LanguageModel
 from benchmarks.optimizers import Run, loop
 from benchmarks.torch_ways import double_backward, gradient
 from benchmarks.workloads import linear_losses
@@ -44,39 +45,6 @@ def resnet(small: bool) -> None:
     return None
 
 
-class Block(nn.Module):
-    """One block of a transformer with causal attention."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.project, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block to (batch, length, width)."""
-        q, k, v = self.project(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(2, 3)
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.join(mixed.transpose(1, 2).flatten(-2))
-        return x + self.perceptron(self.norms[1](x))
-
-
-class Language(nn.Module):
-    """A language model of the form of GPT-2; the logits of all positions are rows."""
-
-    def __init__(self, words: int, length: int, width: int, heads: int, layers: int):
-        super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)), nn.LayerNorm(width))
-        self.logits = nn.Linear(width, words, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (batch * length, words)."""
-        logits: Tensor = self.logits(self.blocks(self.words(tokens) + self.places)).flatten(0, 1)
-        return logits
-
-
 def language(small: bool) -> None:
     """Measure products of GPT-2 of 124 million parameters, in TF32."""
     words, length, width, heads, layers = (64, 16, 32, 2, 2) if small else (50304, 1024, 768, 12, 12)
@@ -85,7 +53,7 @@ def language(small: bool) -> None:
     batch = 2 if small else 4
     tokens = torch.randint(words, (batch, length), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     _products(
-        f"GPT of {layers} layers, {batch} x {length}", Language(words, length, width, heads, layers), tokens, words
+        f"GPT of {layers} layers, {batch} x {length}", LanguageModel(words, length, width, heads, layers), tokens, words
     )
     torch.set_float32_matmul_precision(precision)
 
@@ -221,7 +189,7 @@ def optimizers(small: bool) -> None:
     }
 
     def steps(kind: Any) -> Run:
-        model = Language(256, length, width, heads, layers).to(DEVICE)
+        model = LanguageModel(256, length, width, heads, layers).to(DEVICE)
         return loop(kind, (model, tokens, labels), layers_of if kind is optim.KFAC else nn.Module.parameters)
 
     # Ten steps contain one refresh of most optimizers.

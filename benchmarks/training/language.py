@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.language_model import LanguageModel, by_primitives
+
 LENGTH = 32  # letters of context
 
 
@@ -36,43 +38,12 @@ class Text:
         return chosen[:, :-1], chosen[:, 1:].flatten()
 
 
-class Layer(nn.Module):
-    """Causal attention and a two-layer network, with layer norms before both and residual connections."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.project, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform letters (batch, length, width)."""
-        batch, length, width = x.shape
-        split = self.project(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        weights = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(hidden, float("-inf")).softmax(-1)
-        x = x + self.output((weights @ value).transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class LanguageModel(nn.Module):
-    """Transformer that computes scores of the next letter at every position."""
-
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int = 2) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(LENGTH, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
-        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        for embedding in (self.embedding, self.position):
-            nn.init.normal_(embedding.weight, std=0.02)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Map letters (batch, length) to scores (batch * length, vocabulary)."""
-        places = torch.arange(numbers.shape[1]).expand_as(numbers)
-        return self.output(self.norm(self.layers(self.embedding(numbers) + self.position(places)))).flatten(0, 1)
+def language_model(vocabulary: int, width: int, layers: int, heads: int = 2) -> LanguageModel:
+    """Return a transformer that computes scores of the next letter at every position, with small embeddings."""
+    model = LanguageModel(vocabulary, LENGTH, width, heads, layers, bias=True, attend=by_primitives)
+    for embedding in (model.embedding, model.position):
+        nn.init.normal_(embedding.weight, std=0.02)
+    return model
 
 
 def loss_on(model: nn.Module, stretches: Tensor) -> float:

@@ -11,7 +11,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from benchmarks.training.language import LENGTH, LanguageModel, Text
+from benchmarks.training import language
+from benchmarks.training.language import LENGTH, Text
 
 LABELLED = 1200  # images for training; the other 597 are for the test
 
@@ -101,7 +102,7 @@ def autoencoder() -> nn.Module:
 
 def language_model() -> nn.Module:
     """Return a language model of two layers of width 32 over letters."""
-    return LanguageModel(Text().vocabulary, width=32, layers=2)
+    return language.language_model(Text().vocabulary, width=32, layers=2)
 
 
 def letters_loss(scores: Tensor, letters: Tensor) -> Tensor:

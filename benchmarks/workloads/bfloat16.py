@@ -29,17 +29,18 @@ def digits() -> dict[str, dict[str, float]]:
     model = model_of(2, 32)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(VOCABULARY, (4, CONTEXT), generator=generator)
+    following = tokens.roll(-1, 1).flatten()
     whole = {name: each.detach().bfloat16().double() for name, each in model.named_parameters()}
     v = {name: torch.randn(each.shape, generator=generator).bfloat16().double() for name, each in whole.items()}
 
     def loss(p: Tree) -> Tensor:
         scores = functional_call(model, p, (tokens,))
-        return F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), tokens.roll(-1, 1))
+        return F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), following)
 
     def autocast(p: Tree) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scores = functional_call(model, p, (tokens,))
-        return F.cross_entropy(scores.float(), tokens.roll(-1, 1))
+        return F.cross_entropy(scores.float(), following)
 
     ways: dict[str, tuple[Callable[[Tree], Tensor], torch.dtype]] = {
         "float32": (loss, torch.float32),

@@ -10,7 +10,7 @@ from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.kfac import KFOCOperator as KFOCOperator
 from hodiff.operators.kfac import ShampooOperator as ShampooOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator
-from hodiff.operators.linear.algebra import InverseOperator as InverseOperator
+from hodiff.operators.linear.inverse import InverseOperator as InverseOperator
 from hodiff.operators.linear.linear_operator import LinearOperator as LinearOperator
 from hodiff.operators.linear.matrices import DiagonalOperator as DiagonalOperator
 from hodiff.operators.linear.matrices import MatrixOperator as MatrixOperator

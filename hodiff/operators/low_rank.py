@@ -86,7 +86,7 @@ class LowRankPlusDiagonalOperator(LinearOperator):
     def damped(self, damping: Any) -> Any:
         r"""Return the operator $A + \lambda I$, of the same kind if the damping is a number."""
         if isinstance(damping, Tensor):
-            return super().damped(damping)
+            return super().damped(cast(float, damping))
         return self._with(self.entries + damping, self.factors, self.core)
 
     def inverse(self, method: str = "exact", *, damping: float = 0.0, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_generator
 from hodiff.errors import InputError
-from hodiff.optim.process_groups import Ranks, code_of, differ
+from hodiff.optim.ranks import Ranks, code_of, differ
 from hodiff.optim.training_optimizer import StochasticOptimizer
 
 

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
-from hodiff.optim.process_groups import ALONE, Ranks, code_of, differ, mark_of
-from hodiff.optim.replicas import Replicas
+from hodiff.optim.ranks import ALONE, Ranks, Replicas, code_of, differ, mark_of
 from hodiff.torch_internals.process_groups import is_sharded
 
 

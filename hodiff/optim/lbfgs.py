@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff.common.complex_numbers import as_real
 from hodiff.optim.finite_numbers import require_finite, require_norms
 from hodiff.optim.local_models import Closure, require_closure
-from hodiff.optim.process_groups import Ranks
+from hodiff.optim.ranks import Ranks
 from hodiff.optim.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
 from hodiff.torch_internals.modules import unhooked_step

@@ -21,7 +21,7 @@ from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.inner_products import InnerProduct
-from hodiff.optim.process_groups import ALONE, Ranks
+from hodiff.optim.ranks import ALONE, Ranks
 from hodiff.optim.recorded_losses import gradient_of, model_of
 from hodiff.optim.sharded_closures import ShardedClosure
 

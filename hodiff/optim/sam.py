@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.optim.local_models import Closure, require_closure
-from hodiff.optim.process_groups import Ranks
+from hodiff.optim.ranks import Ranks
 from hodiff.optim.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.modules import step_with_own_hooks

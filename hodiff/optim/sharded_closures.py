@@ -16,7 +16,7 @@ from hodiff.distributed.regathering import saving_shards
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.inner_products import InnerProductOfShards
-from hodiff.optim.process_groups import Ranks
+from hodiff.optim.ranks import Ranks
 from hodiff.recompute.reachable import modules_in
 
 R = TypeVar("R")

@@ -15,15 +15,14 @@ from hodiff.common.trees import overrides_functions
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jet_views import assign, watched
 from hodiff.taylor.jets import Jet, TensorJet, is_plain_tensor, jets_in, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import at_the_moment, call, value_of
-from hodiff.taylor.keywords import in_rules_form
-from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
+from hodiff.taylor.registry import RULES, Entry, entry_of, in_rules_form, name_of
 from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not_be_met
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.steps_of_lengths import PIECEWISE, along_each_side
-from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.grad_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers

@@ -26,6 +26,7 @@ from hodiff.taylor import jet_calls as calls
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
 from hodiff.taylor.fallback import closed_over_by_forward, moment, unknown
+from hodiff.taylor.jet_views import ConstantWritten
 from hodiff.taylor.jets import Jet, is_plain_tensor, jets_in, tensor_of
 from hodiff.taylor.plain_tensors import compare, comparison_due, surroundings
 from hodiff.taylor.registry import RULES, keep_methods
@@ -39,7 +40,6 @@ from hodiff.taylor.running import (
     under_way,
 )
 from hodiff.taylor.series import Coefficient, Frame
-from hodiff.taylor.views import ConstantWritten
 from hodiff.torch_internals.autograd.graph_nodes import called_functions
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 from hodiff.torch_internals.compilers.dynamo import TuplesAsLists, answer_as_tensors, at_trace_time, in_one_graph

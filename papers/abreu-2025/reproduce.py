@@ -19,7 +19,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hodiff
-from benchmarks.training.language import LanguageModel, Text
+from benchmarks.training.language import Text, language_model
 from papers.common import OURS, Claim, Reproduction, run, verdict
 
 FULL, LAYERWISE, SOAP, ADAM = "full Gauss-Newton", "layerwise Gauss-Newton", "SOAP", "Adam"
@@ -38,7 +38,7 @@ class Problem:
     def model(self) -> nn.Module:
         """Return a transformer of one layer, always with the same weights."""
         torch.manual_seed(0)
-        return LanguageModel(self.text.vocabulary, self.width, layers=1)
+        return language_model(self.text.vocabulary, self.width, layers=1)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """Compute the cross-entropy."""

@@ -20,7 +20,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hodiff
-from benchmarks.training.language import LanguageModel, Text, loss_on
+from benchmarks.training.language import Text, language_model, loss_on
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
 ADAMW, SOPHIA_G, SOPHIA_H = "AdamW", "Sophia-G", "Sophia-H"
@@ -39,7 +39,7 @@ MAKERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 def train(text: Text, name: str, rate: float, steps: int, batch: int, size: dict[str, int]) -> dict[str, Any]:
     """Return validation losses and seconds; the rate rises for a twentieth of the steps, then falls as a cosine."""
     torch.manual_seed(0)
-    model = LanguageModel(text.vocabulary, **size)
+    model = language_model(text.vocabulary, **size)
     optimizer = MAKERS[name](model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda k: min(1, (k + 1) / (steps / 20)) * (0.525 + 0.475 * math.cos(math.pi * k / steps))

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from custom_functions import Square
+from custom_functions import Square, custom
 from zoo.wrong.surroundings import EmptyInBackward
 
 import hodiff
@@ -203,24 +203,7 @@ def test_surrogate_gradients_are_a_note():
 
 @pytest.mark.slow
 def test_wrong_rules_of_a_surrogate_are_found():
-    class Doubled(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x.round()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, g):
-            return g.clone()
-
-        @staticmethod
-        def jvp(ctx, t):
-            return 2 * t
+    Doubled = custom("Doubled", lambda x: x.round(), lambda ctx, g: g.clone(), lambda ctx, t: 2 * t, vmap=True)
 
     errors = {finding.code for finding in check(Doubled, normal(3), approximate=True).errors}
     assert errors == {"HD102"}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from custom_functions import custom
 
 import hodiff
 from hodiff.checks import central_differences
@@ -31,21 +32,12 @@ def test_smooth_functions_pass(name):
     assert hodiff.check(f, point(extreme, 0.5), vmap=False).ok
 
 
-class WrongSine(torch.autograd.Function):
-    """Sine whose second derivative is off by 0.001."""
-
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * (x.cos() + 1e-3 * (x - x.detach()))
+# Sine whose second derivative is off by 0.001
+WrongSine = custom(
+    "WrongSine",
+    lambda x: x.sin(),
+    lambda ctx, g: g * (ctx.saved_tensors[0].cos() + 1e-3 * (ctx.saved_tensors[0] - ctx.saved_tensors[0].detach())),
+)
 
 
 def test_wrong_rule_is_found_at_large_inputs():

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from custom_functions import custom, old_style
 from torch import nn
-from torch.autograd import Function
 
 import hodiff
 from hodiff.checks.check_options import CheckOptions
@@ -14,63 +14,21 @@ from hodiff.checks.oracles.compositions import derivative
 X = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 
 
-class OldSine(Function):
-    """Takes ctx in forward, which torch.func refuses."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * x.cos()
+# Takes ctx in forward, which torch.func refuses
+OldSine = old_style("OldSine", lambda x: (x.sin(), x), lambda ctx, g: g * ctx.saved_tensors[0].cos())
 
 
-class Mute(Function):
-    """A sine whose derivatives raise."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        raise ValueError("no slope")
-
-    @staticmethod
-    def jvp(ctx, g):
-        raise ValueError("no slope")
+def backward(ctx, g):
+    raise ValueError("no slope")
 
 
-class Off(Function):
-    """A sine whose derivatives are one percent too large."""
+def large_slope(ctx, g):
+    return 1.01 * g * ctx.saved_tensors[0].cos()
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 1.01 * g * ctx.saved_tensors[0].cos()
-
-    @staticmethod
-    def jvp(ctx, g):
-        return 1.01 * g * ctx.saved_tensors[0].cos()
+# Sines whose derivatives raise, and whose derivatives are one percent too large
+Mute = custom("Mute", lambda x: x.sin(), backward, backward, vmap=True)
+Off = custom("Off", lambda x: x.sin(), large_slope, large_slope, vmap=True)
 
 
 class Counted(nn.Module):

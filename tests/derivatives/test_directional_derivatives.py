@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import CASES, Case, ravel, unravel
 from cases import case as named
+from custom_functions import custom
 from derivatives.oracles import assert_same_structure, flat_function, reference, second_differences
 from drawing import draw
 from torch import Tensor
@@ -148,20 +149,8 @@ def test_composes_with_vmap_and_grad() -> None:
         torch.testing.assert_close(curvature(x, v), 6 * (x * v**2).sum())
 
 
-class Sine(torch.autograd.Function):
-    """A sine with a rule for reverse mode and none for forward mode."""
-
-    @staticmethod
-    def forward(x: Any) -> Any:
-        return torch.sin(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient * torch.cos(ctx.saved_tensors[0])
+# A sine with a rule for reverse mode and none for forward mode
+Sine = custom("Sine", lambda x: torch.sin(x), lambda ctx, g: g * torch.cos(ctx.saved_tensors[0]))
 
 
 class KeepingItsSlope(Sine):

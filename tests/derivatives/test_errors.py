@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from custom_functions import cubed_slope, custom
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hodiff import (
     ROUTES,
@@ -288,37 +290,10 @@ def test_has_aux_requires_a_pair(f: Callable[[Tensor], Any], name: str) -> None:
     raises(lambda: WITH_AUX[name](f), [name, "has_aux", "(output, aux)"])
 
 
-class OnceDifferentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grad_output * 3 * x**2
+OnceDifferentiable = custom("OnceDifferentiable", lambda x: x**3, once_differentiable(cubed_slope))
 
 
-class WithoutForwardRule(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grad_output * 3 * x**2
+WithoutForwardRule = custom("WithoutForwardRule", lambda x: x**3, cubed_slope, vmap=True)
 
 
 @pytest.mark.parametrize("name", OF_SCALARS)
@@ -360,23 +335,13 @@ def test_operator_without_second_derivative_raises(name: str, monkeypatch: pytes
     assert all(route in message for route in ROUTES)
 
 
-class Rotation(torch.autograd.Function):
-    """Returns a scalar with the gradient (x₁, −x₀), which is the gradient of no function."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sum()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grad_output * torch.stack([x[1], -x[0]])
+# Returns a scalar with the gradient (x₁, −x₀), which is the gradient of no function
+Rotation = custom(
+    "Rotation",
+    lambda x: x.sum(),
+    lambda ctx, g: g * torch.stack([ctx.saved_tensors[0][1], -ctx.saved_tensors[0][0]]),
+    vmap=True,
+)
 
 
 @pytest.mark.parametrize("name", ["hessian", "hessian_matrix"])

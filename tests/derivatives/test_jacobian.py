@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import CASES, Case, ravel
 from cases import case as named
+from custom_functions import cubed_slope, old_style
 from derivatives.oracles import assert_same_structure, flat_function, reference
 from drawing import draw
 from torch import Tensor
@@ -213,17 +214,8 @@ def test_auto_mode_weighs_directions_against_calls() -> None:
     assert not takes_forward(lambda x: A.mT @ (A @ x), torch.ones(300, dtype=torch.float64))
 
 
-class OldCube(torch.autograd.Function):
-    """x³ in the old form without setup_context, which torch.func refuses and torchdiffeq uses."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+# x³ in the old form without setup_context, which torch.func refuses and torchdiffeq uses
+OldCube = old_style("OldCube", lambda x: (x**3, x), cubed_slope)
 
 
 def test_legacy_functions_without_setup_context_match() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from custom_functions import old_style
 
 import hodiff
 from hodiff import RouteError
@@ -22,23 +23,15 @@ V = torch.ones_like(X)
 ZERO = torch.zeros_like(X)
 
 
-class Times(torch.autograd.Function):
-    """Multiplies the cotangent by the tensor that forward saved."""
-
-    @staticmethod
-    def forward(ctx, x):
-        raise NotImplementedError
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0]
+def times_saved(ctx, g):
+    return g * ctx.saved_tensors[0]
 
 
-class SavedCosine(Times):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.cos())
-        return x.sin()
+def times(x, factor):
+    return factor * x, factor
+
+
+SavedCosine = old_style("SavedCosine", lambda x: (x.sin(), x.cos()), times_saved)
 
 
 class KeptOnContext(torch.autograd.Function):
@@ -52,21 +45,12 @@ class KeptOnContext(torch.autograd.Function):
         return g * ctx.slope
 
 
-class Detached(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g * ctx.saved_tensors[0].detach()
-
-
-class SlopeByNumPy(Detached):
-    @staticmethod
-    def backward(ctx, g):
-        return g * torch.from_numpy(2 * ctx.saved_tensors[0].detach().numpy())
+Detached = old_style("Detached", lambda x: (x * x, x), lambda ctx, g: 2 * g * ctx.saved_tensors[0].detach())
+SlopeByNumPy = old_style(
+    "SlopeByNumPy",
+    lambda x: (x * x, x),
+    lambda ctx, g: g * torch.from_numpy(2 * ctx.saved_tensors[0].detach().numpy()),
+)
 
 
 class Unrecorded(Detached):
@@ -257,17 +241,12 @@ def test_detached_factor_beside_a_constant_argument_is_rejected() -> None:
             derivative()
 
 
-class KeptGradient(torch.autograd.Function):
-    """Binary cross-entropy, whose forward computes the gradient, as fused losses do."""
-
-    @staticmethod
-    def forward(ctx, x, target):
-        ctx.save_for_backward(x.sigmoid() - target)
-        return torch.nn.functional.softplus(x) - x * target
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0], None
+# Binary cross-entropy, whose forward computes the gradient, as fused losses do
+KeptGradient = old_style(
+    "KeptGradient",
+    lambda x, target: (torch.nn.functional.softplus(x) - x * target, x.sigmoid() - target),
+    lambda ctx, g: (times_saved(ctx, g), None),
+)
 
 
 class KeptGate(torch.autograd.Function):
@@ -553,18 +532,12 @@ class Exponential(KeptExponential):
         return g * (z.exp() + 3 * z**2).conj()
 
 
-class Shifted(torch.autograd.Function):
-    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, the size of the steps of differences."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return ((x + 1e8) - 1e8) ** 2
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return 2 * ((x + 1e8) - 1e8) * g
+# ((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, the size of the steps of differences
+Shifted = old_style(
+    "Shifted",
+    lambda x: (((x + 1e8) - 1e8) ** 2, x),
+    lambda ctx, g: 2 * ((ctx.saved_tensors[0] + 1e8) - 1e8) * g,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -600,47 +573,18 @@ def test_adapt_rejects_slope_kept_by_forward() -> None:
         _adapted(lambda x: SavedCosine.apply(x).sum())
 
 
-class Masked(Times):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward((x > 0).to(x))
-        return x.relu()
+Masked = old_style("Masked", lambda x: (x.relu(), (x > 0).to(x)), times_saved)
 
 
-class Weighted(Times):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(torch.arange(x.numel()).to(x))
-        return ctx.to_save[0] * x
+Weighted = old_style("Weighted", lambda x: times(x, torch.arange(x.numel()).to(x)), times_saved)
 
 
-class Dropout(Times):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(2 * (torch.rand_like(x) > 0.5).to(x))
-        return ctx.to_save[0] * x
+Dropout = old_style("Dropout", lambda x: times(x, 2 * (torch.rand_like(x) > 0.5).to(x)), times_saved)
 
 
-class Noise(Times):
-    """x times random numbers that do not depend on a seed."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(torch.tensor(list(os.urandom(x.numel()))).to(x))
-        return ctx.to_save[0] * x
-
-
-class Scaled(Times):
-    """x times a tensor that the caller may detach."""
-
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(scale)
-        return scale * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0], None
+# x times random numbers that do not depend on a seed, and x times a tensor that the caller may detach
+Noise = old_style("Noise", lambda x: times(x, torch.tensor(list(os.urandom(x.numel()))).to(x)), times_saved)
+Scaled = old_style("Scaled", times, lambda ctx, g: (times_saved(ctx, g), None))
 
 
 @pytest.mark.one_in(3)
@@ -685,17 +629,8 @@ def test_function_that_rejects_other_points_is_not_checked() -> None:
     torch.testing.assert_close(hodiff.hvp(f, X, V), torch.tensor([0.0, 2.0], dtype=torch.float64))
 
 
-class Absolute(torch.autograd.Function):
-    """|x|, whose derivative jumps at 0 and is defined as 0 there, the mean of both sides."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.abs()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].sign()
+# |x|, whose derivative jumps at 0 and is defined as 0 there, the mean of both sides
+Absolute = old_style("Absolute", lambda x: (x.abs(), x), lambda ctx, g: g * ctx.saved_tensors[0].sign())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -827,18 +762,12 @@ def test_slope_kept_in_a_container_is_rejected(keep: Any) -> None:
         hodiff.hvp(lambda x: function.apply(x).sum(), X, V)
 
 
-class KeptInPart(torch.autograd.Function):
-    """100 x^3 + sin(x), which saves the slope of the sine."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x, x.cos())
-        return 100 * x**3 + x.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        x, kept = ctx.saved_tensors
-        return g * (300 * x**2 + kept)
+# 100 x^3 + sin(x), which saves the slope of the sine
+KeptInPart = old_style(
+    "KeptInPart",
+    lambda x: (100 * x**3 + x.sin(), x, x.cos()),
+    lambda ctx, g: g * (300 * ctx.saved_tensors[0] ** 2 + ctx.saved_tensors[1]),
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -878,17 +807,7 @@ def test_every_call_in_a_loop_is_checked(place: int) -> None:
 
 
 def _exact(function: Any, slope: Any) -> Any:
-    class Exact(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return function(x)
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * slope(*ctx.saved_tensors)
-
-    return Exact
+    return old_style("Exact", lambda x: (function(x), x), lambda ctx, g: g * slope(*ctx.saved_tensors))
 
 
 EXACT = {
@@ -914,18 +833,13 @@ def test_right_slopes_with_inaccurate_differences_are_allowed(name: str) -> None
         torch.testing.assert_close(found, hodiff.hvp(lambda x: function(x).sum(), x, torch.ones_like(x)))
 
 
-class WithSlope(torch.autograd.Function):
-    """Returns tanh(x) and its slope; backward ignores the cotangent of the slope."""
+# Returns tanh(x) and its slope; backward ignores the cotangent of the slope
+def _slope_of_tanh(x):
+    slope = 1 - x.tanh() ** 2
+    return (x.tanh(), slope), slope
 
-    @staticmethod
-    def forward(ctx, x):
-        slope = 1 - x.tanh() ** 2
-        ctx.save_for_backward(slope)
-        return x.tanh(), slope
 
-    @staticmethod
-    def backward(ctx, g, _):
-        return g * ctx.saved_tensors[0]
+WithSlope = old_style("WithSlope", _slope_of_tanh, lambda ctx, g, _: times_saved(ctx, g))
 
 
 def test_detached_slope_returned_as_unused_output_is_rejected() -> None:

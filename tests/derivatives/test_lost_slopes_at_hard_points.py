@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from custom_functions import cubed_slope, old_style
+from torch.autograd.function import once_differentiable
 
 import hodiff
 from hodiff.errors import RouteError
@@ -130,16 +132,16 @@ def test_slope_at_the_edge_of_a_domain_is_rejected(last: float) -> None:
     _assert_hvp_raises(OnProbabilities.apply, torch.tensor([0.3, last], dtype=D))
 
 
-class OfTwoSizes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x, x[1].exp())
-        return torch.stack([1000 * x[0].sin(), x[1].exp()])
+def _slope_of_two_sizes(ctx, g):
+    x, e = ctx.saved_tensors
+    return torch.stack([g[0] * 1000 * x[0].cos(), g[1] * e])
 
-    @staticmethod
-    def backward(ctx, g):
-        x, e = ctx.saved_tensors
-        return torch.stack([g[0] * 1000 * x[0].cos(), g[1] * e])
+
+OfTwoSizes = old_style(
+    "OfTwoSizes",
+    lambda x: (torch.stack([1000 * x[0].sin(), x[1].exp()]), x, x[1].exp()),
+    _slope_of_two_sizes,
+)
 
 
 def test_small_component_beside_large_ones_is_rejected() -> None:
@@ -199,16 +201,7 @@ def test_parameter_that_requires_grad_later_is_checked_again() -> None:
             torch.autograd.grad(product.sum(), required)
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, w):
-        ctx.save_for_backward(w)
-        return w.exp()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].exp()
+Once = old_style("Once", lambda w: (w.exp(), w), once_differentiable(lambda ctx, g: g * ctx.saved_tensors[0].exp()))
 
 
 def test_functions_outside_the_graph_of_the_point_are_allowed() -> None:
@@ -220,16 +213,11 @@ def test_functions_outside_the_graph_of_the_point_are_allowed() -> None:
         hodiff.hvp(lambda x: Once.apply(x).sum(), X, V)
 
 
-class SkipsZeros(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * g * x * x if g.any() else torch.zeros_like(x)
+SkipsZeros = old_style(
+    "SkipsZeros",
+    lambda x: (x**3, x),
+    lambda ctx, g: cubed_slope(ctx, g) if g.any() else torch.zeros_like(g),
+)
 
 
 def test_zeros_without_graph_for_zero_cotangents_are_rejected() -> None:

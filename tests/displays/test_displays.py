@@ -9,7 +9,7 @@ import torch
 
 import hodiff
 from hodiff import estimators, meta, optim
-from hodiff.corrections.mechanism.table import CorrectionTable, Row
+from hodiff.corrections.mechanism.correction_table import CorrectionTable, Row
 from hodiff.displays import Cell, Html, curve, element, facts, folded, numbers, page, table
 
 A = torch.diag(torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64))

@@ -1,6 +1,5 @@
 """Ten learned images train a network better than ten real images do."""
 
-import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -9,14 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("distillation_digits")
 
 
 @pytest.mark.slow

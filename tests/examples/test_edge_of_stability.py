@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,8 @@ def tables(text: str) -> dict[float, list[list[float]]]:
 
 
 @pytest.mark.slow
-def test_sharpness_rises_to_two_over_the_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "edge.png"
-    EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_sharpness_rises_to_two_over_the_learning_rate(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick", "--no-progress")
     courses = tables(text)
     assert list(courses) == [0.8, 1.0]
     for rate, rows in courses.items():

@@ -1,9 +1,8 @@
 """A character GPT's Hessian against attention in primitives, and a short run."""
 
-import importlib
 import re
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -13,14 +12,6 @@ from plain_attention import plain_attention
 from torch import Tensor
 
 from hodiff.estimators import eigsh
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("gpt_hessian")
 
 
 @pytest.fixture
@@ -64,13 +55,8 @@ def test_attention_is_causal(example: ModuleType, problem: tuple[torch.nn.Module
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the resource module")
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = tmp_path / "figures" / "gpt.png"
-    example.main(["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(example: ModuleType, run: Callable[..., str]) -> None:
+    text = run(example.main, "--quick")
     rows = {
         moment: [float(each) for each in numbers.split()]
         for moment, numbers in re.findall(r"^(before|after) training +(.*)$", text, re.MULTILINE)

@@ -1,6 +1,5 @@
 """The memory of the implicit meta-gradient, measured for several numbers of inner steps."""
 
-import importlib
 import re
 import sys
 from itertools import pairwise
@@ -12,14 +11,6 @@ import pytest
 import torch
 
 import hodiff
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("imaml_memory")
 
 
 def rows(text: str, way: str) -> list[list[float]]:

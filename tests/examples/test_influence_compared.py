@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,8 @@ def train(training, weights: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_quick_run_predicts_retraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "influence.png"
-    EXAMPLE["main"](["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_predicts_retraining(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick")
     assert "gradcheck passes, gradgradcheck passes" in text
     scores = {}
     for name in EXAMPLE["WAYS"]:

@@ -1,22 +1,13 @@
 """Forces, and gradients of their loss, against attention in primitives and closed forms; a short run."""
 
-import importlib
 import re
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("lennard_jones_forces")
 
 
 def of_primitives(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
@@ -87,13 +78,8 @@ def test_energy_is_invariant_under_permutation_rotation_and_shift(example: Modul
 
 
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = tmp_path / "figures" / "forces.png"
-    example.main(["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(example: ModuleType, run: Callable[..., str]) -> None:
+    text = run(example.main, "--quick")
     rows = [[float(each) for each in row] for row in re.findall(r"^ +(\d+) +([\d.]+) +([\d.]+)$", text, re.MULTILINE)]
     assert [rows[0][0], rows[-1][0]] == [0, 150]
     assert rows[-1][2] < 0.5 * rows[0][2]

@@ -1,6 +1,5 @@
 """A mean flow's loss and gradient against primitives, its distance against a closed form, and a short run."""
 
-import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,14 +10,6 @@ import torch.nn.functional as F
 from plain_attention import plain_attention
 
 import hodiff
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("mean_flow_digits")
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["constant target", "through the target"])

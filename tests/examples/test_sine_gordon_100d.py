@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,8 @@ def test_loss_with_one_draw_is_biased_and_with_two_is_not() -> None:
 
 
 @pytest.mark.slow
-def test_quick_run_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "sine_gordon.png"
-    EXAMPLE["main"](["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_learns(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick")
     rows = re.findall(r"^(two draws|one draw) +([\d.]+) +[\d.]+$", text, re.MULTILINE)
     assert [name for name, _ in rows] == ["two draws", "one draw"]
     assert all(float(error) < 0.2 for _, error in rows)

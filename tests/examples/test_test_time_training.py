@@ -1,22 +1,13 @@
 """Gradients through inner gradients of windowed attention against primitives, the task, and a short run."""
 
-import importlib
 import math
 import re
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 from plain_attention import plain_attention
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("test_time_training")
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -67,13 +58,8 @@ def test_signals_have_the_stated_variance_and_noise(example: ModuleType) -> None
 
 
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = tmp_path / "figures" / "test_time.png"
-    example.main(["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(example: ModuleType, run: Callable[..., str]) -> None:
+    text = run(example.main, "--quick")
     rows = [
         [float(each) for each in row] for row in re.findall(r"^ +(\d) +([\d.]+) +([\d.]+) +[\d.]+$", text, re.MULTILINE)
     ]

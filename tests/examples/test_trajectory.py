@@ -3,6 +3,7 @@
 import math
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +82,7 @@ def test_unconverged_newton_raises() -> None:
 
 
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "trajectory.png"
-    EXAMPLE["main"](["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick")
     off = re.findall(r"with this torque: (\S+) from upright, rate (\S+)$", text, re.MULTILINE)[0]
     assert max(abs(float(each)) for each in off) < 1e-2

@@ -3,6 +3,7 @@
 import math
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,11 +89,8 @@ def test_reblocked_error_of_correlated_series_matches(memory: float) -> None:
 
 
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "energies.png"
-    EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick", "--no-progress")
     rows = dict(re.findall(r"^(\w+, \w+) +(-?[\d.]+) ", text, re.MULTILINE))
     assert float(rows["hydrogen, SPRING"]) == pytest.approx(-0.5, abs=5e-3)
     assert float(rows["oscillator, SPRING"]) == pytest.approx(1.5, abs=1e-4)

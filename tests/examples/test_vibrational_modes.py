@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +65,8 @@ def test_zero_modes_are_translations_and_rotations() -> None:
 
 
 @pytest.mark.slow
-def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figures" / "modes.png"
-    EXAMPLE["main"](["--quick", "--output", str(figure)])
-    text = capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
+def test_quick_run_prints_and_saves_results(run: Callable[..., str]) -> None:
+    text = run(EXAMPLE["main"], "--quick")
     products = {name: int(count) for name, count in re.findall(r"^(star|acyclic|dense) +(\d+) ", text, re.MULTILINE)}
     assert products["acyclic"] <= products["star"] < products["dense"] == 180
     zero, apart = re.findall(r"six zero modes +(\S+) at most, (\S+) from", text)[0]

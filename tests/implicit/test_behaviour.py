@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from custom_functions import cubed_slope, custom, old_style
 from torch.func import functional_call
 
 import hodiff
@@ -413,19 +414,7 @@ def test_autograd_around_vmap_with_a_shared_parameter_matches():
 def test_gradients_of_constant_data_are_not_computed():
     seen = []
 
-    class Data(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x.clone()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, cotangent):
-            seen.append(cotangent)
-            return cotangent
+    Data = custom("Data", lambda x: x.clone(), lambda ctx, cotangent: (seen.append(cotangent), cotangent)[1])
 
     f = root(lambda x, p, data: x * x - p * Data.apply(data), newton())
     p = P.clone().requires_grad_()
@@ -448,17 +437,7 @@ def test_backward_and_jvp_rules_are_linear():
     attach.check_rule(equation, P ** (1 / 3), (P,))
 
 
-class Cube(torch.autograd.Function):
-    """A Function without setup_context, which torch.func requires."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * g * ctx.saved_tensors[0] ** 2
+Cube = old_style("Cube", lambda x: (x**3, x), cubed_slope)
 
 
 class CubeByKept(Cube):

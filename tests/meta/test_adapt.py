@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from custom_functions import cubed_slope, old_style
 from drawing import draw
 from meta.problems import Tree, batch, flat, module_loss, network, quartic
 from slow_cases import slow_except
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
@@ -424,16 +426,7 @@ def test_progress_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert "7/7" in capsys.readouterr().err
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+Once = old_style("Once", lambda x: (x**3, x), once_differentiable(cubed_slope))
 
 
 def test_once_differentiable_loss_is_rejected() -> None:

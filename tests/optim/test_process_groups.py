@@ -10,8 +10,7 @@ from optim.table import TABLE, Problem
 
 import hodiff
 from hodiff.optim.kfac.shared_factors import owners_of
-from hodiff.optim.process_groups import LOCAL, Ranks, mark_of, norm_of_all
-from hodiff.optim.replicas import Replicas
+from hodiff.optim.ranks import LOCAL, Ranks, Replicas, mark_of, norm_of_all
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128])
@@ -85,13 +84,13 @@ class Notes:
 
 
 def test_ranks_with_other_steps_at_equal_parameters_are_refused(monkeypatch):
-    monkeypatch.setattr("hodiff.optim.replicas.number_of_ranks", lambda: 2)
+    monkeypatch.setattr("hodiff.optim.ranks.number_of_ranks", lambda: 2)
     store = Notes()
-    monkeypatch.setattr("hodiff.optim.replicas.default_store", lambda: store)
+    monkeypatch.setattr("hodiff.optim.ranks.default_store", lambda: store)
     x, g = torch.randn(4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
 
     def rank():
-        monkeypatch.setattr("hodiff.optim.replicas._notes", Counter())
+        monkeypatch.setattr("hodiff.optim.ranks._notes", Counter())
         return Replicas()
 
     first = rank()

@@ -10,6 +10,8 @@ import scipy
 import scipy.optimize as so
 import torch
 from cases import rosenbrock
+from custom_functions import cubed_slope, old_style
+from torch.autograd.function import once_differentiable
 
 import hodiff
 from hodiff import HodiffWarning
@@ -224,16 +226,7 @@ def test_rejects_functions_that_return_no_scalar(f):
 def test_once_differentiable_functions_work_with_gradient_methods():
     """Gradient methods work if backward is differentiable once, and other methods raise."""
 
-    class Cubed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx, g):
-            return 3 * ctx.saved_tensors[0] ** 2 * g
+    Cubed = old_style("Cubed", lambda x: (x**3, x), once_differentiable(cubed_slope))
 
     with pytest.raises(hodiff.RouteError, match="minimize"):
         minimize(lambda x: Cubed.apply(x).square().sum(), torch.ones(2, dtype=D))

@@ -5,6 +5,7 @@ import pytest
 import scipy.optimize as so
 import torch
 from cases import rosenbrock
+from custom_functions import old_style
 
 import hodiff
 from hodiff.optimize import minimize
@@ -204,14 +205,7 @@ def test_callbacks_interruption_and_nan_are_reported(method):
 
 @pytest.mark.parametrize("method", [*METHODS, "newton-krylov"])
 def test_wrong_gradient_is_reported(method):
-    class Turned(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.square().sum()
-
-        @staticmethod
-        def backward(ctx, g):
-            return -g * torch.ones(3, dtype=D)
+    Turned = old_style("Turned", lambda x: (x.square().sum(),), lambda ctx, g: -g * torch.ones(3, dtype=D))
 
     found = minimize(lambda x: Turned.apply(x) + 0 * x.pow(3).sum(), torch.ones(3, dtype=D), method=method)
     assert not found.success

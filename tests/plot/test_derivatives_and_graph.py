@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd import Function
+from custom_functions import custom
 from torch.autograd.function import once_differentiable
 
 import hodiff
@@ -19,20 +19,7 @@ from hodiff.plot.backward_graph import layered
 BLUE, ORANGE, GREEN = COLOURS[:3]
 
 
-class OnceSine(Function):
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, cotangent):
-        (x,) = ctx.saved_tensors
-        return x.cos() * cotangent
+OnceSine = custom("OnceSine", lambda x: x.sin(), once_differentiable(lambda ctx, g: ctx.saved_tensors[0].cos() * g))
 
 
 class Square(ElementwiseFunction):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from custom_functions import custom, old_style
 from torch import Tensor
 
 import hodiff
@@ -320,70 +321,26 @@ def test_cut_jvp_is_rejected(derivative: Any) -> None:
     torch.testing.assert_close(hodiff.jacobian(CutTangent.apply, mode="forward")(X).diagonal(), 2 * X)
 
 
-class Tripled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 3 * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * g
+Tripled = old_style("Tripled", lambda x: (3 * x,), lambda ctx, g: 3 * g)
 
 
-class Matrix(torch.autograd.Function):
-    """A linear Function with a saved constant."""
-
-    @staticmethod
-    def forward(ctx, x, a):
-        ctx.save_for_backward(a)
-        return a @ x
-
-    @staticmethod
-    def backward(ctx, g):
-        return ctx.saved_tensors[0].T @ g, None
+# A linear Function with a saved constant
+Matrix = old_style("Matrix", lambda x, a: (a @ x, a), lambda ctx, g: (ctx.saved_tensors[0].T @ g, None))
 
 
-class Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
+Rounded = old_style("Rounded", lambda x: (x.round(),), lambda ctx, g: g)
 
 
-class Sign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx, g):
-        return torch.zeros_like(g)
+Sign = old_style("Sign", lambda x: (x.sign(),), lambda ctx, g: torch.zeros_like(g))
 
 
-class Rectified(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward((x > 0).to(x))
-        return x.relu()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0]
+Rectified = old_style("Rectified", lambda x: (x.relu(), (x > 0).to(x)), lambda ctx, g: g * ctx.saved_tensors[0])
 
 
-class WithAuxiliaryLoss(torch.autograd.Function):
-    """The first argument; every backward pass gives the second a gradient of one, as in mixtures of experts."""
-
-    @staticmethod
-    def forward(ctx, x, loss):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g, torch.ones((), dtype=g.dtype)
+# The first argument; every backward pass gives the second a gradient of one, as in mixtures of experts
+WithAuxiliaryLoss = old_style(
+    "WithAuxiliaryLoss", lambda x, loss: (x.clone(),), lambda ctx, g: (g, torch.ones((), dtype=g.dtype))
+)
 
 
 A = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
@@ -518,21 +475,11 @@ def test_small_nonlinear_part_of_a_large_gradient_is_rejected() -> None:
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_functions_generated_by_vmap_are_checked_as_written(route: str, lost: bool) -> None:
-    class Cube(torch.autograd.Function):
-        generate_vmap_rule = True
+    def slope(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * (x.detach() if lost else x) ** 2 * g
 
-        @staticmethod
-        def forward(x):
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return 3 * (x.detach() if lost else x) ** 2 * g
+    Cube = custom("Cube", lambda x: x**3, slope, vmap=True)
 
     f = lambda x: torch.func.vmap(Cube.apply)(x).sum()  # noqa: E731
     if lost:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from custom_functions import old_style
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
@@ -65,15 +66,7 @@ def test_connected_if_a_closed_over_tensor_requires_grad():
     torch.testing.assert_close(torch.autograd.grad(gradient.sum(), w)[0], (3 * X**2).sum())
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, cotangent):
-        return 2 * cotangent
+Doubled = old_style("Doubled", lambda x: (2 * x,), once_differentiable(lambda ctx, g: 2 * g))
 
 
 def test_graph_of_the_point_is_not_inspected():

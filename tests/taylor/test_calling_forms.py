@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from custom_functions import cubed_slope, custom
 from mpmath_series import D
 from torch import nn
 from torch.nn import functional
@@ -130,20 +131,8 @@ def test_second_derivatives_at_kinks_match_torch():
     assert gradient.tolist() == [0.0] * 3
 
 
-class Cubed(torch.autograd.Function):
-    """A Function that defines only backward."""
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+# A Function that defines only backward
+Cubed = custom("Cubed", lambda x: x**3, cubed_slope)
 
 
 class Doubled(torch.autograd.Function):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from custom_functions import custom
 from taylor.routes import curves
 
 from hodiff.audit.audit_command import add_audit
@@ -72,23 +73,10 @@ def test_wrong_rule_disagrees_with_both_oracles():
 def test_fault_shared_with_forward_mode_is_found_by_values():
     """Interpolation detects a wrong derivative that torch and nested forward mode share."""
 
-    class Shared(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x.sin()
+    def slope(ctx, vector):
+        return 1.01 * vector * ctx.saved_tensors[0].cos()
 
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx, cotangent):
-            return 1.01 * cotangent * ctx.saved_tensors[0].cos()
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            return 1.01 * tangent * ctx.saved_tensors[0].cos()
+    Shared = custom("Shared", lambda x: x.sin(), slope, slope)
 
     verdict = judge_curves(curves(Shared.apply, (X,), 2))
     assert max(verdict.nested.values()) < 1e-12

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import torch
+from custom_functions import custom, old_style, squared_slope
 from drawing import normals, seeded
 from mpmath_series import D, derivatives, number
-from torch.autograd import Function
 from torch.nn import functional
 
 import hodiff
@@ -191,67 +191,17 @@ def test_writes_to_copies_do_not_reach_the_original(name):
     torch.testing.assert_close(slope, f(x) / x)
 
 
-class Square(Function):
-    @staticmethod
-    def forward(x):
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return 2 * ctx.saved_tensors[0] * cotangent
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 2 * ctx.saved_tensors[0] * tangent
+Square = custom("Square", lambda x: x * x, squared_slope, squared_slope)
 
 
-class StraightThrough(Function):
-    """A Function whose rule is not the derivative of its forward."""
-
-    @staticmethod
-    def forward(x):
-        return x.round()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return cotangent
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return tangent.clone()
+# A Function whose rule is not the derivative of its forward
+StraightThrough = custom("StraightThrough", lambda x: x.round(), lambda ctx, g: g, lambda ctx, tangent: tangent.clone())
 
 
-class BackwardAlone(Function):
-    @staticmethod
-    def forward(x):
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return 2 * ctx.saved_tensors[0] * cotangent
+BackwardAlone = custom("BackwardAlone", lambda x: x * x, squared_slope)
 
 
-class Legacy(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * x
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return cotangent
+Legacy = old_style("Legacy", lambda x: (x * x,), lambda ctx, g: g)
 
 
 @pytest.mark.parametrize("recording", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +51,3 @@ def unable(because: str) -> Declined:
         False
     """
     return Declined(False, because)
-
-
-def in_place(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for the in-place variant of a function, which writes the value of a rule into its input."""
-
-    @functools.wraps(rule)
-    def written(input: Any, *args: Any, **kwargs: Any) -> Any:
-        result = rule(input.clone(), *args, **kwargs)
-        return result if isinstance(result, Declined) else input.copy_(result)
-
-    return written

@@ -1,9 +1,10 @@
 """hodiff's own rules for torch functions, by family; importing this folder registers all of them."""
 
 from hodiff.common.tensor_rules import register_for_tensors
+from hodiff.corrections.mechanism.in_place_variants import enter_in_place
 from hodiff.corrections.mechanism.operator_rules import enter_operators
 from hodiff.corrections.mechanism.registry import keep_as_own
-from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode, shared_tangents
+from hodiff.corrections.rules.autograd import checkpoints, custom_functions, grad_mode
 from hodiff.corrections.rules.distances import absolute, cdist, norms
 from hodiff.corrections.rules.distances.lengths import LENGTHS
 from hodiff.corrections.rules.distances.smooth_functions import of_lengths
@@ -17,7 +18,6 @@ from hodiff.corrections.rules.elementwise import (
     softmax,
     tails,
 )
-from hodiff.corrections.rules.elementwise.in_place import enter_in_place
 from hodiff.corrections.rules.indexing import all_dimensions, embedding, overwriting, prod, reductions, views
 from hodiff.corrections.rules.layers import (
     attention,
@@ -28,7 +28,6 @@ from hodiff.corrections.rules.layers import (
     weight_norm,
 )
 from hodiff.corrections.rules.linalg import (
-    correlations,
     determinants,
     eigenvectors,
     exponential,
@@ -45,7 +44,7 @@ from hodiff.corrections.rules.special import airy, bessel, gamma, modified_besse
 
 # Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
-    "autograd": (checkpoints, custom_functions, grad_mode, shared_tangents),
+    "autograd": (checkpoints, custom_functions, grad_mode),
     "distances": (absolute, cdist, norms),
     "elementwise functions": (
         *(activations, foreach, kinks, logarithms, powers),
@@ -54,7 +53,7 @@ FAMILIES = {
     "indexing": (all_dimensions, embedding, overwriting, prod, reductions, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (
-        *(correlations, determinants, eigenvectors, exponential),
+        *(determinants, eigenvectors, exponential),
         *(multiplication, solve, symmetric),
     ),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),

@@ -1,8 +1,8 @@
-"""Operators composed of operators: sums, multiples, products, transposes, blocks, inverses; and the identity."""
+"""Operators composed of operators: sums, multiples, products, transposes, blocks; and the identity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -12,9 +12,7 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate
-from hodiff.estimators.systems.solve import Solution
 from hodiff.operators.linear.conversion import Conversion
-from hodiff.operators.linear.inverse import Solutions
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.restriction import leaves_named, subspace
@@ -192,96 +190,6 @@ class RestrictedOperator(LinearOperator):
 
     def _keep(self, product: Tensor) -> Tensor:
         return torch.cat([product[place] for place in self._slices])
-
-
-class InverseOperator(LinearOperator):
-    r"""The inverse of a square operator, or the pseudo-inverse of any, given by its products.
-
-    $$ b \mapsto (A + \lambda I)^{-1} b, \qquad\text{for "lsmr"}\quad b \mapsto \arg\min_x \lVert A x - b \rVert $$
-
-    Each product solves a linear system by `hodiff.estimators.solve`, all columns of a block together. Products are as
-    accurate as `tol`; a preconditioner of another solver needs only a few digits.
-
-    Args:
-        A: The operator (n, n); for "lsmr" (m, n).
-        method: "cg" for symmetric positive definite operators, "minres" for symmetric ones, "gmres" for square ones,
-            "lsmr" for least squares, "neumann" for a truncated series, "dense" for a matrix that is formed by n
-            products and factorized, once.
-        damping: The $\lambda$, 0 or more.
-        tol: Relative tolerance of the residual; by default the tolerance of `solve`.
-        throw: Whether a product that misses the tolerance raises; if not, it warns.
-        preconditioner: As for `hodiff.estimators.solve`.
-        atol: Absolute tolerance of the residual.
-        max_iterations: Maximum number of iterations, as for `solve`.
-        restart: Number of vectors that "gmres" keeps, 50 by default.
-        step_size: Step of "neumann", as for `solve`.
-        callback: As for `hodiff.estimators.solve`.
-        progress: Whether to show a progress bar.
-
-    Attributes:
-        last_report: The result of `solve` for the last product, with iterations and residuals; None before the first.
-
-    Raises:
-        InputError: If A is not an operator or not square, or an option is invalid or does not fit the method.
-        ConvergenceError: On use, if the tolerance is missed and `throw` is set.
-
-    Example:
-        >>> import torch
-        >>> from hodiff.operators import MatrixOperator
-        >>> A = MatrixOperator(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), symmetric=True)
-        >>> A.inverse() @ torch.tensor([2.0, 2.0])
-        tensor([1.0000, 0.5000])
-
-    Source: as for the methods of `hodiff.estimators.solve`; the inverse as an operator for second-order methods is
-    J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, section 3.
-    """
-
-    def __init__(
-        self,
-        A: LinearOperator,
-        method: str = "cg",
-        *,
-        damping: float = 0.0,
-        tol: float | None = None,
-        throw: bool = True,
-        preconditioner: Any = None,
-        atol: float = 0.0,
-        max_iterations: int | None = None,
-        restart: int | None = None,
-        step_size: float | None = None,
-        callback: Callable[[int, Tensor], None] | None = None,
-        progress: bool = False,
-    ):
-        require_operator(A, "InverseOperator", "A")
-        options = {
-            "damping": damping,
-            "tol": tol,
-            "throw": throw,
-            "preconditioner": preconditioner,
-            "atol": atol,
-            "max_iterations": max_iterations,
-            "restart": restart,
-            "step_size": step_size,
-            "callback": callback,
-            "progress": progress,
-        }
-        self._solutions = Solutions(A, method, options)
-        super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
-        self.operator = A
-        self.method = method
-
-    @property
-    def last_report(self) -> Solution | None:
-        """The result of `solve` for the last product."""
-        return self._solutions.last_report
-
-    def multiply(self, block: Tensor) -> Tensor:
-        """Solve for each column."""
-        return self._solutions.of(block, transposed=False)
-
-    def multiply_transposed(self, block: Tensor) -> Tensor:
-        """Solve with the transpose, which is the transpose of the inverse."""
-        return self._solutions.of(block, transposed=True)
 
 
 def add(left: LinearOperator, right: LinearOperator) -> SumOperator:

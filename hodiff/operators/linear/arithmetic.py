@@ -10,11 +10,12 @@ from torch import Tensor
 from hodiff.operators.linear.spaces import Space
 
 if TYPE_CHECKING:
-    from hodiff.operators.linear.algebra import InverseOperator, ScaledOperator, SumOperator
+    from hodiff.operators.linear.algebra import ScaledOperator, SumOperator
+    from hodiff.operators.linear.inverse import InverseOperator
 
 
 class Arithmetic:
-    """Signs and methods that compose linear operators; the resulting classes are in `algebra`."""
+    """Signs and methods that compose linear operators; the resulting classes are in `algebra` and `inverse`."""
 
     domain: Space
     symmetric: bool
@@ -67,7 +68,10 @@ class Arithmetic:
         Raises:
             InputError: If an argument does not fit.
         """
-        return _algebra().InverseOperator(self, method, **options)
+        from hodiff.operators.linear import inverse
+
+        found: InverseOperator = inverse.InverseOperator(self, method, **options)  # type: ignore[arg-type]
+        return found
 
     def block(self, names: str | Sequence[str]) -> Any:
         """Return the principal block of some leaves of the parameters, with all other leaves held constant.

@@ -1,10 +1,10 @@
-"""The base class of operators at a point: the point, sums over batches, cached linearizations, compilation."""
+"""The base class of operators at a point: the point, cached linearizations, compilation."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -12,41 +12,33 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from tqdm.auto import tqdm
 
-from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
-from hodiff.common.options import name_of, require_bool, require_callable, require_chunk_size
+from hodiff.common.options import name_of, require_callable
 from hodiff.common.randomness import RandomState, seeded
-from hodiff.common.running_pass import running_pass
-from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable, strided
+from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
-from hodiff.derivatives.route_choice import raise_if_unavailable, refused
 from hodiff.distributed.points import ShardedPoint
 from hodiff.errors import InputError
-from hodiff.estimators import DiagonalEstimate
-from hodiff.kernels.turning import turned
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.data.batches import Batch, Batches, Size
-from hodiff.operators.data.determinism import read_unchanged, require_deterministic
-from hodiff.operators.data.distributed import JointBatches, rank_in, size_of, sum_over_ranks
+from hodiff.operators.data.determinism import require_deterministic
+from hodiff.operators.data.distributed import JointBatches, rank_in, size_of
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, Portable, converted_data, require_no_group
-from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.restriction import is_restricted
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
+from hodiff.operators.linearized.sums_over_batches import SumsOverBatches
 from hodiff.recompute.reachable import modules_in
-from hodiff.torch_internals.autograd.batching import is_legacy_batched
-from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 A = TypeVar("A", bound="CurvatureOperator")
 
 
-class CurvatureOperator(Portable, LinearOperator):
+class CurvatureOperator(Portable, SumsOverBatches):
     r"""A symmetric operator at a point $x$: a weighted sum of products over batches of data.
 
     A subclass defines its linearization on a batch, and its product as a function of point, vector and batch, which is
@@ -240,151 +232,6 @@ class CurvatureOperator(Portable, LinearOperator):
         self._kept = KeptLinearizations(
             caller, self.batches, self.cache, budget, compare=self._checks, joint=self._joint
         )
-
-    @leave_inference_mode
-    @read_unchanged
-    def multiply(self, block: Tensor) -> Tensor:
-        """Sum the products over batches."""
-        self._point.require_unchanged(type(self).__name__)
-        if not block.shape[1]:
-            return block.new_zeros(self.shape[0], 0)
-        with torch.no_grad():
-            try:  # without the context `refused`, which costs more than the rest of this method
-                return self._sum(lambda each: self._columns(each, block), block.shape)
-            except Exception as error:
-                raise_if_unavailable(error, type(self).__name__)
-                raise
-
-    @leave_inference_mode
-    @read_unchanged
-    def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
-        """Compute the matrix as `LinearOperator.to_dense` does, but linearize every batch only once."""
-        require_chunk_size("to_dense", "chunk_size", chunk_size)
-        require_bool("to_dense", "progress", progress)
-        self.domain.require_whole("to_dense", "products A @ v, or hodiff.estimators")
-        self._point.require_unchanged(type(self).__name__)
-        with torch.no_grad(), refused(type(self).__name__):
-            return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
-
-    def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
-        return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
-
-    @leave_inference_mode
-    @read_unchanged
-    def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
-        """See `LinearOperator.diagonal`; every batch is linearized only once."""
-        self.domain.require_whole("diagonal", 'method="hutchinson"')
-        self._point.require_unchanged(type(self).__name__)
-        count = self.chunk_size if chunk_size == "auto" else chunk_size
-        with torch.no_grad(), refused(type(self).__name__):
-            total = self._sum(lambda each: self._diagonal(each, count, progress), self.shape[:1])
-        return DiagonalEstimate(total, torch.zeros_like(total), len(total), "exact")
-
-    def _diagonal(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
-        """Compute the diagonal of one batch by products with unit vectors."""
-        n = self.shape[0]
-        found = torch.empty(n, dtype=self.dtype, device=self.device)
-        size = resolve_chunk_size(chunk_size, n, linearization.bytes_each + self._bytes_each(), self.device)
-        with tqdm(total=n, unit=" columns", disable=not progress) as bar:
-            for start, stop in spans(n, size):
-                block = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
-                block.diagonal(offset=-start).fill_(1)
-                found[start:stop] = self._columns(linearization, block)[start:stop].diagonal()
-                bar.update(stop - start)
-        return found
-
-    def _flat_product(self, v: Tensor) -> Tensor:
-        """Multiply as `LinearOperator` does; the leaves of a plain vector take no detour by blocks of columns."""
-        # Not `isinstance` of a protocol, which takes as long as a small product.
-        product = getattr(self._kept.alone, "product", None)
-        if product is None or not self._is_plain(v):
-            return super()._flat_product(v)
-        return self._vector_product(product, v)
-
-    @leave_inference_mode
-    @read_unchanged
-    def _vector_product(self, product: Callable[[Sequence[Tensor]], Leaves], v: Tensor) -> Tensor:
-        self._point.require_unchanged(type(self).__name__)
-        with torch.no_grad():
-            try:
-                products = product(self.domain.split_vector(v))
-            except Exception as error:
-                raise_if_unavailable(error, type(self).__name__)
-                raise
-            # Joining copies, so that the result shares no memory with the vector or with the recorded graph.
-            return torch.cat([strided(each).reshape(-1) for each in products])
-
-    def _is_plain(self, v: Tensor) -> bool:
-        """Whether a vector needs no conversion, and nothing but autograd can see the product, which has no graph."""
-        space = self.domain
-        return (
-            type(v) is Tensor
-            and v.shape == (space.size,)
-            and v.dtype is space.dtype
-            and v.device == space.device
-            and space.is_uniform
-            and self.process_group is None
-            and not (v.requires_grad and torch.is_grad_enabled())
-            and only_reverse_mode()
-            and running_pass() is None
-            and not is_legacy_batched(v)
-            and v.is_contiguous()
-        )
-
-    def _sum(
-        self,
-        product: Callable[[Any], Tensor],
-        shape: tuple[int, ...],
-        batches: Iterable[tuple[Any, Size]] | None = None,
-    ) -> Tensor:
-        """Sum results of one shape over batches and ranks, weighted, or average them; the result is a new tensor.
-
-        Args:
-            product: Computes the result for one batch.
-            shape: Shape of the results.
-            batches: What `product` takes, and the size, for each batch; the linearizations by default.
-
-        Returns:
-            The sum or the mean.
-        """
-        if batches is None and self.process_group is None and (alone := self._kept.alone) is not None:
-            return product(alone)
-        total: Tensor | None = None
-        sizes = Size()
-        for linearization, size in self._kept.each(self._at) if batches is None else batches:
-            # Products of 16-bit leaves are joined as float32, and so are summed in float32.
-            one = product(linearization)
-            weight = size.weight
-            if total is None:
-                total = one if weight == 1.0 else weight * one
-            else:
-                total.add_(one, alpha=weight)
-            sizes += size
-            del linearization
-        if total is None:
-            # A rank without data must take part, because the other ranks wait for it.
-            total = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        if self._joint is None or not self._joint.is_sum:
-            total, sizes = sum_over_ranks(total, sizes, self.process_group)
-        if not sizes.divisor:
-            raise self.batches.empty()
-        return total / sizes.weight if self.batches.reduction == "mean" and sizes.weight != 1.0 else total
-
-    def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
-        """Compute one batch's products, in groups of columns that fit the memory budget."""
-        k = block.shape[1]
-        size = 1 if k == 1 else resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
-        if self._joint is not None and k > 1:
-            size = self._joint.least(size)
-        # Transpose once, because splitting into leaves and groups would read the whole block each time.
-        rows = turned(block)
-        if size == k:
-            return self.codomain.join(linearization.products(self.domain.split_rows(rows)), k)
-        products = torch.empty(k, self.shape[0], dtype=self.codomain.dtype, device=self.codomain.device)
-        for start, stop in spans(k, size):
-            leaves = linearization.products(self.domain.split_rows(rows[start:stop]))
-            self.codomain.join(leaves, stop - start, out=products[start:stop])
-        return products.t()
 
     def _at(
         self, batch: Batch, linearize: Callable[[tuple[Any, ...]], Linearization] | None = None

@@ -10,7 +10,7 @@ import torch
 
 from hodiff.distributed.owners import least_loaded
 from hodiff.optim.kfac.seen_layers import Sums
-from hodiff.optim.process_groups import Ranks
+from hodiff.optim.ranks import Ranks
 
 
 def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks, *, joint: bool = False) -> list[Sums]:

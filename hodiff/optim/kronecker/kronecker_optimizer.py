@@ -31,7 +31,7 @@ from hodiff.optim.finite_numbers import require_norms
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
-from hodiff.optim.process_groups import attempted
+from hodiff.optim.ranks import attempted
 from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain, large_size
 from hodiff.torch_internals import many_tensors as many
 

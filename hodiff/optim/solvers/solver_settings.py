@@ -26,7 +26,7 @@ from hodiff.optim.local_models import (
     outputs_and_loss,
     value_of,
 )
-from hodiff.optim.process_groups import Ranks, code_of, differ, mark_of
+from hodiff.optim.ranks import Ranks, code_of, differ, mark_of
 from hodiff.optim.recorded_losses import explained
 from hodiff.optim.sharded_closures import ShardedClosure
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer

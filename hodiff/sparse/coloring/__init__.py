@@ -1,7 +1,7 @@
 """Coloring of sparse matrices, so that few products give all of their entries.
 
 - `color`: the function; `compressed_patterns`, its input and formats of the matrix; `coloring`, its result.
-- `coloring_problems`: the coloring problem of each method; `neutral`, colors that are not needed.
+- `coloring_problems`: the coloring problem of each method.
 - `vertex_orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`.
 - `entries`, `substitution`: recovery of entries from products.
 """

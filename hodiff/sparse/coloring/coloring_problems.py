@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 
 from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
+from hodiff.sparse.coloring.entries import NEUTRAL, renumbered, without_neutral
 from hodiff.sparse.coloring.loops import loops
-from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
 from hodiff.sparse.coloring.vertex_orders import ORDERS, Vertices
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hodiff.errors import InputError
+from hodiff.taylor.jet_views import assign, picks
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.series import Frame
-from hodiff.taylor.views import assign, picks
 from hodiff.torch_operators.operator import Kind
 from hodiff.torch_operators.table import functions_of_kind
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from custom_functions import custom, squared_slope
 
 from hodiff import InputError
 from hodiff.checks import derivative, route_names
@@ -34,25 +35,10 @@ def test_each_route_calls_its_own_rules():
     """Each route calls the Function's rules in the order of its passes, the innermost first."""
     calls = []
 
-    class Spy(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x**2
+    def slope(mode):
+        return lambda ctx, vector: (calls.append(mode), squared_slope(ctx, vector))[1]
 
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx, g):
-            calls.append("reverse")
-            return 2 * ctx.saved_tensors[0] * g
-
-        @staticmethod
-        def jvp(ctx, t):
-            calls.append("forward")
-            return 2 * ctx.saved_tensors[0] * t
+    Spy = custom("Spy", lambda x: x**2, slope("reverse"), slope("forward"))
 
     for route in route_names(1):
         calls.clear()

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from custom_functions import Square
+from custom_functions import Square, cubed_slope, custom, old_style
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -13,19 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import hodiff
 from hodiff.corrections.mechanism.registry import CORRECTIONS
 
-
-class Cut(torch.autograd.Function):
-    """Has neither jvp nor vmap, and a backward that cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        return 3 * ctx.saved_tensors[0] ** 2 * g
+# Has neither jvp nor vmap, and a backward that cannot be differentiated
+Cut = old_style("Cut", lambda x: (x**3, x), once_differentiable(cubed_slope))
 
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh())
@@ -185,29 +174,10 @@ def test_rejects_non_callables():
         hodiff.preflight(3)
 
 
-class Plain(torch.autograd.Function):
-    """Has a defect that inspection of its methods and attributes cannot detect."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x.detach() ** 2 * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * t
+# Has a defect that inspection of its methods and attributes cannot detect
+Plain = custom(
+    "Plain", lambda x: x**3, lambda ctx, g: 3 * ctx.saved_tensors[0].detach() ** 2 * g, cubed_slope, vmap=True
+)
 
 
 VERDICTS = {

@@ -8,9 +8,11 @@ import pytest
 import scipy.sparse
 import torch
 from cases import rosenbrock
+from custom_functions import cubed_slope, old_style
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hodiff
@@ -290,17 +292,7 @@ def test_rejects_bad_arguments():
         hessian(torch.sin)(x)
 
 
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
+_Once = old_style("_Once", lambda x: (x**3, x), once_differentiable(cubed_slope))
 
 
 @pytest.mark.parametrize("compile", [False, True])

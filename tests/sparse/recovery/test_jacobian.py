@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from custom_functions import cubed_slope, old_style
+from torch.autograd.function import once_differentiable
 
 import hodiff
 from hodiff import InputError, RouteError
@@ -100,15 +102,7 @@ class OnlyBackward(torch.autograd.Function):
         return OnlyBackward.apply(x), in_dims[0]
 
 
-class OnceOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        return g * 2
+OnceOnly = old_style("OnceOnly", lambda x: (2 * x,), once_differentiable(lambda ctx, g: 2 * g))
 
 
 def test_functions_without_forward_mode_use_reverse_mode():
@@ -152,17 +146,8 @@ def test_rejects_bad_arguments():
         hodiff.sparse.check_pattern(steps, x, jacobian_pattern(steps, x), of="gradient")
 
 
-class OldStyle(torch.autograd.Function):
-    """A Function that no transform supports."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3 * ctx.saved_tensors[0] ** 2
+# A Function that no transform supports
+OldStyle = old_style("OldStyle", lambda x: (x**3, x), cubed_slope)
 
 
 CHAIN = torch.diag(torch.ones(4, dtype=D), 1) + 2 * torch.eye(5, dtype=D)

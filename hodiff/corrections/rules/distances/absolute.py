@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import UNNEEDED
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.rules.distances.lengths import remembered, squared
 from hodiff.routes import ROUTES

@@ -1,4 +1,4 @@
-"""Rules for norms and standard deviations, whose higher derivatives at 0 are NaN in torch by some routes."""
+"""Rules for norms, standard deviations and correlations, whose derivatives at 0 and at 1 are wrong by some routes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.registry import register
+from hodiff.corrections.mechanism.values import with_value_of
 from hodiff.corrections.rules.distances.lengths import root
 from hodiff.corrections.rules.distances.p_norms import is_smooth, norm
 from hodiff.corrections.rules.indexing.all_dimensions import over_all
@@ -213,3 +214,21 @@ def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     length = norm(input, p, others, True)
     # Torch adds the same 1e-7.
     return torch.where(length > maxnorm, input / (length + 1e-7) * maxnorm, input)
+
+
+@register(
+    *forms_of("corrcoef"),
+    routes=ROUTES,
+    reason="derivatives are 0 where rounding exceeds 1 and the value is clipped, as for proportional rows",
+    reference="the covariances, divided by both standard deviations",
+)
+def _corrcoef(input: Tensor) -> Any:
+    inexact = input.is_floating_point() or input.is_complex()
+    # A single variable has the correlation 1.
+    if not inexact or input.dim() != 2 or not may_be_differentiated((input,)):
+        return UNNEEDED
+    covariance = torch.cov(input)
+    if not covariance.dim():
+        return UNNEEDED
+    deviations = covariance.diagonal().real.sqrt() if input.is_complex() else covariance.diagonal().sqrt()
+    return with_value_of(covariance / deviations[:, None] / deviations, torch.corrcoef, input)

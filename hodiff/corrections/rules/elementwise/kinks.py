@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_operators.table import forms_of

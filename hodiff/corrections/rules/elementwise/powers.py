@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import in_complex_dtype, mixes_complex_number, result_dtype, with_value
 from hodiff.errors import RouteError

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import UNNEEDED
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import with_value
 from hodiff.functions.logarithms import Logit

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Redirected, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Redirected
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.operator_rules import calls, rule_of
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import numbers_of

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import numbers_of, with_value, with_value_of
 from hodiff.corrections.rules.linalg.factored_solves import DTYPES

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Declined, in_place
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.mechanism.values import with_value
 from hodiff.corrections.rules.indexing.overwriting import within

@@ -1,8 +1,13 @@
-"""Rules for `as_strided_scatter`, `masked_select`, `tensor_split` at a tensor, and `flip` and `roll` of numbers."""
+"""Rules for `as_strided_scatter`, `masked_select`, `tensor_split` at a tensor, `flip` and `roll` of numbers, copies.
+
+Functions that copy their input have the input's tangent itself in torch's forward mode. If either tensor is changed in
+place later, so is the tangent of the other, silently.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +16,7 @@ from torch import Tensor
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.mechanism.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_wrapped
 from hodiff.torch_operators.table import forms_of
 
@@ -121,3 +127,31 @@ def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
 def _coincide(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether all indices of a dimension address the same place."""
     return any(step == 0 and n > 1 for n, step in zip(size, stride, strict=True))
+
+
+_COPIES = """
+    alias_copy as_strided_copy diagonal_copy expand_copy permute_copy select_copy slice_copy split_copy
+    split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy
+    view_as_real_copy
+"""
+# Their derivative by the first argument is 1.
+_REMAINDERS = "frac fmod remainder"
+
+
+def _copied(function: Callable[..., Any], *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """Call torch's function, and copy its results with their tangents."""
+    if out is not None or not (torch.compiler.is_compiling() or in_forward_mode()):
+        return UNNEEDED
+    results = function(*args, **kwargs)
+    return results.clone() if isinstance(results, Tensor) else type(results)(each.clone() for each in results)
+
+
+for _name in (*_COPIES.split(), *_REMAINDERS.split()):
+    _function = getattr(torch, _name)
+    register(
+        *forms_of(_name),
+        routes=ROUTES[1:],
+        reason="in forward mode the result shares its tangent with the input, which is wrong if either is changed in "
+        "place",
+        reference="a copy of the result",
+    )(partial(_copied, _function))

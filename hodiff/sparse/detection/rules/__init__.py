@@ -7,7 +7,6 @@ import torch
 from hodiff.sparse.detection.call import RULES, Rule
 from hodiff.sparse.detection.rules import contractions as contractions
 from hodiff.sparse.detection.rules import elementwise as elementwise
-from hodiff.sparse.detection.rules import movement as movement
 from hodiff.sparse.detection.rules import reductions as reductions
 from hodiff.sparse.detection.rules import sums as sums
 from hodiff.sparse.detection.rules import windows as windows
@@ -17,7 +16,7 @@ from hodiff.torch_operators.table import short_names
 # Rules of operators without a rule of their own. Views show memory whose supports are known.
 _BY_KIND: dict[str, Rule] = {
     **dict.fromkeys(short_names(Kind.POINTWISE), elementwise.elementwise),
-    **dict.fromkeys(short_names(Kind.MOVES, views=False), movement.moving),
+    **dict.fromkeys(short_names(Kind.MOVES, views=False), elementwise.moving),
     **dict.fromkeys(short_names(Kind.REDUCES), reductions.reduced),
     **dict.fromkeys(short_names(Kind.MATRIX), contractions.of_matrices),
     **dict.fromkeys(short_names(Kind.STEP), elementwise.steps),

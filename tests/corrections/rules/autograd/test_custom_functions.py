@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from custom_functions import cubed_slope, custom, old_style
 from torch import nn
 from torch.autograd import Function
 from torch.func import grad, jacfwd, jvp, vmap
@@ -270,25 +271,7 @@ def test_torch_alone_is_wrong():
     assert not torch.allclose(jacfwd(slope)(X), jacfwd(_forward_pass(unbatched(elementary)))(X))
 
 
-class Cube(Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * ctx.saved_tensors[0] ** 2 * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        return 3 * ctx.saved_tensors[0] ** 2 * t
+Cube = custom("Cube", lambda x: x**3, cubed_slope, cubed_slope, vmap=True)
 
 
 def cubes(x):
@@ -430,15 +413,7 @@ def test_error_in_jvp_is_raised_once():
     assert Troubled.calls == 1
 
 
-class OldStyle(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * ctx.saved_tensors[0] ** 2 * g
+OldStyle = old_style("OldStyle", lambda x: (x**3, x), cubed_slope)
 
 
 class WithoutTangent(Cube):
@@ -473,22 +448,8 @@ def test_table_lists_function_apply():
     assert rows["torch.autograd.Function.apply"].routes == ("forward-over-forward",)
 
 
-class WithoutJvp(torch.autograd.Function):
-    """sin(x) with a generated batching rule, and without a jvp."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0].cos()
+# sin(x) with a generated batching rule, and without a jvp
+WithoutJvp = custom("WithoutJvp", lambda x: x.sin(), lambda ctx, g: g * ctx.saved_tensors[0].cos(), vmap=True)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)

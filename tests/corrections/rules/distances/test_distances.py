@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.against_torch import same_error, same_value
+from corrections.against_torch import same_value
+from corrections.contract import Contract
 from drawing import draw
-from slow_cases import backend_of
 
 import hodiff
 
@@ -21,22 +21,10 @@ def cdist_and_pdist(p):
     def f(x, y):
         return torch.cat([torch.cdist(x, y, p=p).flatten(), F.pdist(x, p)])
 
-    return corrected(f)
+    return f
 
 
 INPUTS = draw(2, 2), draw(1, 2, seed=1)
-
-
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("p", NORMS[1:])
-def test_derivatives_match_differences_by_every_route(p):
-    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, vmap=False, scipy=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("p", NORMS[1:])
-def test_third_order_vmapped_and_compiled_derivatives_match_differences(p):
-    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, order=3, scipy=False, compile=backend_of(p, NORMS[1:]))
 
 
 def test_two_points_match_closed_form():
@@ -147,6 +135,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_match_torch(name):
-    same_error(WRONG[name], draw(3, 2))
+CASES = {str(p): (cdist_and_pdist(p), INPUTS) for p in NORMS[1:]}
+
+
+class TestContract(Contract):
+    cases = CASES
+    order, one_in = 3, 9
+    errors, error_inputs = WRONG, (draw(3, 2),)

@@ -8,9 +8,8 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.against_torch import assert_every_route, route_statuses, same_error
+from corrections.contract import Contract
 from drawing import normals, seeded
-from slow_cases import backend_of, slow_except
 
 import hodiff
 from hodiff.corrections.rules.distances.lengths import LENGTHS
@@ -51,27 +50,6 @@ OTHERS = {
     "renorm": lambda x: x.renorm(2, 0, 0.7),
     "Gaussian kernel": lambda x: torch.exp(-((torch.cdist(x, x + 1) / 2) ** 2)),
 }
-
-
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("name", slow_except(NORMS | OTHERS, list(NORMS | OTHERS)[::2]))
-def test_derivatives_match_differences_by_every_route(name):
-    assert_every_route((NORMS | OTHERS)[name], (X,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NORMS | OTHERS)
-def test_vmapped_and_compiled_derivatives_match_differences(name):
-    # Dynamo of torch 2.11 and 2.12 raises for several dimensions of a matrix norm.
-    not_traced = {"method", "matrix_norm"} if torch.__version__ < "2.13" else set()
-    compile = backend_of(name, [each for each in NORMS | OTHERS if "complex" not in each and each not in not_traced])
-    hodiff.assert_differentiable(corrected((NORMS | OTHERS)[name]), X, order=2, compile=compile, scipy=False)
-
-
-@pytest.mark.parametrize("name", ["vector_norm", "normalize", "p = 3"])
-def test_torch_alone_is_wrong(name):
-    """The tests above would prove nothing if torch alone were right."""
-    assert "raises" in route_statuses((NORMS | OTHERS)[name], (X,), 3)
 
 
 ZERO = torch.zeros(3, 4, dtype=D)
@@ -250,11 +228,6 @@ BAD = {
     "renorm": lambda x: x.renorm(2, 0, -1.0),
     "std": lambda x: x.std(3),
 }
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_errors_match_torch(name):
-    same_error(BAD[name], X)
 
 
 def matern_5_2(n):
@@ -637,3 +610,18 @@ def test_second_derivatives_in_float32_far_from_one(name, scale):
     for route in hodiff.ROUTES:
         found = hodiff.hvp(f, x, v, route=route).double()
         assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5, route
+
+
+CASES = {name: (f, (X,)) for name, f in (NORMS | OTHERS).items()}
+
+
+class TestContract(Contract):
+    cases = CASES
+    quick, one_in = tuple(CASES)[::2], 9
+    not_compiled = (
+        *(each for each in OTHERS if "complex" in each),
+        # Dynamo of torch 2.11 and 2.12 raises for several dimensions of a matrix norm.
+        *(("method", "matrix_norm") if torch.__version__ < "2.13" else ()),
+    )
+    wrong, failures, order_of_failures = ("vector_norm", "normalize", "p = 3"), {"raises"}, 3
+    errors, error_inputs = BAD, (X,)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from custom_functions import old_style
 
 import hodiff
 import hodiff.functions as hf
@@ -161,15 +162,7 @@ def test_unknown_functions_of_a_zero_length_are_not_a_number(name):
     assert away.isfinite().all()
 
 
-class Cosine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.cos()
-
-    @staticmethod
-    def backward(ctx, g):
-        return -g * ctx.saved_tensors[0].sin()
+Cosine = old_style("Cosine", lambda x: (x.cos(), x), lambda ctx, g: -g * ctx.saved_tensors[0].sin())
 
 
 def test_custom_functions_of_a_zero_length_are_refused():

@@ -5,9 +5,9 @@ import math
 import mpmath
 import pytest
 import torch
-from corrections.against_torch import assert_every_route, route_statuses, same_value, tensor
+from corrections.against_torch import same_value, tensor
+from corrections.contract import Contract
 from drawing import normals
-from slow_cases import backend_of, slow_except
 
 import hodiff
 
@@ -90,31 +90,6 @@ WRONG = (
     "sinc",
     *(["ldexp"] if torch.__version__ < "2.14" else []),
 )
-
-
-@pytest.mark.one_in(15)
-@pytest.mark.parametrize("name", slow_except(CASES, list(CASES)[::2]))
-def test_derivatives_match_differences_by_every_route(name):
-    f, inputs = CASES[name]
-    assert_every_route(f, inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_vmapped_and_compiled_derivatives_match_differences(name):
-    f, inputs = CASES[name]
-    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
-    # vmap cannot write a batch into an unbatched tensor.
-    vmap = "in place" not in name
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", WRONG)
-def test_torch_alone_is_wrong(name):
-    """The tests above would prove nothing if torch alone were right."""
-    f, inputs = CASES[name]
-    assert {"wrong", "zero", "non-finite"} & set(route_statuses(f, inputs, 2))
 
 
 @pytest.mark.one_in(3)
@@ -283,3 +258,12 @@ def test_derivatives_are_nan_where_the_value_is(name):
         assert product.isnan().all()
         (slope,) = hodiff.jacobian(f, mode="forward")(x)
         assert slope.isnan().all()
+
+
+class TestContract(Contract):
+    cases = CASES
+    quick, one_in = list(CASES)[::2], 15
+    not_compiled = NOT_COMPILED
+    # vmap cannot write a batch into an unbatched tensor.
+    not_batched = tuple(name for name in CASES if "in place" in name)
+    wrong, wrong_one_in, failures = WRONG, 3, {"wrong", "zero", "non-finite"}

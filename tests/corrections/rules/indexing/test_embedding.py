@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.against_torch import same_error, same_value
+from corrections.against_torch import same_value
+from corrections.contract import Contract
 from drawing import draw
-from slow_cases import backend_of
 from torch import nn
 
 import hodiff
@@ -44,22 +44,6 @@ CALLS = {
     ),
     "torch, maximum": (lambda w: torch.embedding_bag(w, ROWS, OFFSETS.int().long(), False, 2)[0], (draw(4, 2),)),
 }
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", ["mean, padded", "max", "weights", "torch, weights"])
-def test_derivatives_match_differences_by_every_route(name):
-    function, inputs = CALLS[name]
-    hodiff.assert_differentiable(corrected(lambda *x: function(*x).sin()), inputs, vmap=False, scipy=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CALLS)
-def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
-    function, inputs = CALLS[name]
-    hodiff.assert_differentiable(
-        corrected(lambda *x: function(*x).sin()), inputs, order=3, scipy=False, compile=backend_of(name, CALLS)
-    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -165,11 +149,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_match_torch(name):
-    same_error(WRONG[name], draw(4, 2))
-
-
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_padding_row_is_constant(route):
     """Torch alone gives the row a tangent and no gradient."""
@@ -238,3 +217,17 @@ def test_builtin_embedding_keeps_the_padding_row_constant(route):
     mask = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=D).unsqueeze(-1)
     got = hodiff.hvp(lambda w: torch.embedding(w, indices, 2).pow(3).sum(), weight, v, route=route)
     torch.testing.assert_close(got, 6 * torch.tensor([[1.0], [0], [0], [1]], dtype=D) * weight * v * mask)
+
+
+def curved(function):
+    return lambda *x: function(*x).sin()
+
+
+CURVED = {name: (curved(function), inputs) for name, (function, inputs) in CALLS.items()}
+
+
+class TestContract(Contract):
+    cases = CURVED
+    order = 3
+    quick, one_in = ("mean, padded", "max", "weights", "torch, weights"), 4
+    errors, error_inputs = WRONG, (draw(4, 2),)

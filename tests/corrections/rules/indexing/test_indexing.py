@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value
+from corrections.against_torch import same_value
+from corrections.contract import Contract
 from drawing import normals
-from slow_cases import backend_of
 
 import hodiff
 from hodiff.corrections import table
@@ -110,34 +110,6 @@ WRONG = (
     "tensor_split",
     "as_strided_scatter",
 )
-# One case of each family; the other cases are slow.
-FAST = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in place")
-
-
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
-def test_derivatives_match_differences_by_every_route(name):
-    f, inputs = CASES[name]
-    assert_every_route(f, inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_vmapped_and_compiled_derivatives_match_differences(name):
-    f, inputs = CASES[name]
-    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
-    vmap = name not in NOT_BATCHED
-    # Third order is tested above; compiled code does not support it.
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_torch_alone_is_wrong(name):
-    """The tests above would prove nothing if torch alone were right."""
-    f, inputs = CASES[name]
-    assert FAILURES & set(route_statuses(f, inputs, 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
@@ -318,11 +290,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_errors_match_torch(name):
-    same_error(BAD[name], torch.ones(2, 2))
-
-
 def test_table_lists_the_corrections():
     names = {row.name for row in table()}
     assert {"torch.cumprod", "torch.index_reduce", "torch.scatter_reduce", "torch.tensor_split"} <= names
@@ -350,3 +317,12 @@ def test_masked_select_by_a_mask_of_more_dimensions_matches_the_selection_by_han
         product = hodiff.hvp(lambda x: torch.masked_select(x.exp(), mask).sin() @ weights, x, v, route=route)
         by_hand = hodiff.hvp(lambda x: x[[0, 0, 1]].exp().sin() @ weights, x, v, route=route)
         torch.testing.assert_close(product, by_hand, rtol=1e-12, atol=1e-12)
+
+
+class TestContract(Contract):
+    cases = CASES
+    # One case of each family; the other cases are slow.
+    quick, one_in = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in place"), 6
+    not_compiled, not_batched = NOT_COMPILED, NOT_BATCHED
+    wrong = WRONG
+    errors, error_inputs = BAD, (torch.ones(2, 2),)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value, tensor
-from slow_cases import backend_of
+from corrections.against_torch import same_value, tensor
+from corrections.contract import Contract
 
 import hodiff
 
@@ -26,31 +26,6 @@ CASES = {
     "vander": (torch.vander, (tensor(0.0, -0.5, 2.0),)),
     "vander increasing": (lambda x: torch.vander(x**2, 3, increasing=True), (tensor(0.0, 2.0),)),
 }
-# Dynamo raises on the gradient.
-NOT_COMPILED = {"prod of complex numbers", "vander", "vander increasing"}
-WRONG = ("prod", "prod of rows", "linalg.vander", "vander")
-
-
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("name", CASES)
-def test_derivatives_match_differences_by_every_route(name):
-    f, inputs = CASES[name]
-    assert_every_route(f, inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_vmapped_and_compiled_derivatives_match_differences(name):
-    f, inputs = CASES[name]
-    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_torch_alone_is_wrong(name):
-    """The tests above would prove nothing if torch alone were right."""
-    f, inputs = CASES[name]
-    assert FAILURES & set(route_statuses(f, inputs, 3 if "prod" in name else 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
@@ -120,6 +95,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_errors_match_torch(name):
-    same_error(BAD[name], torch.zeros(2, 2))
+class TestContract(Contract):
+    cases, one_in = CASES, 6
+    # Dynamo raises on the gradient.
+    not_compiled = ("prod of complex numbers", "vander", "vander increasing")
+    wrong, order_of_failures = ("prod", "prod of rows", "linalg.vander", "vander"), 3
+    errors, error_inputs = BAD, (torch.zeros(2, 2),)

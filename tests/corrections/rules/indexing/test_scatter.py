@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from corrections.against_torch import same_error, same_value
+from corrections.against_torch import same_value
+from corrections.contract import Contract
 from drawing import normals, seeded
 
 import hodiff
@@ -66,37 +67,6 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(18)
-@pytest.mark.parametrize("name", CASES)
-def test_derivatives_match_differences_by_every_route(name):
-    f, inputs = CASES[name]
-    # torch.func.vmap cannot write a batch into an unbatched tensor.
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=not name.startswith("in place"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_third_order_and_compiled_derivatives_match_differences(name):
-    f, inputs = CASES[name]
-    # Dynamo refuses the gradient of a constant tangent, writes in place, and masks.
-    compile = "aot_eager" if name in ("scatter", "scatter twice", "scatter_reduce mean") else False
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False, vmap=False, compile=compile)
-
-
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("scatter_add", "scatter_reduce mean", "masked_scatter of a constant"),
-        *(each for each in CASES if "twice" in each or "repeated" in each),
-    ],
-)
-def test_torch_alone_is_wrong(name):
-    """The tests above would prove nothing if torch alone were right."""
-    f, inputs = CASES[name]
-    assert not hodiff.check(f, inputs, vmap=False, scipy=False, correct=False).ok
-
-
 @pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])
 def test_values_match_torch(dtype):
     x, src = (TARGET * 4).to(dtype), (LARGE * 4).to(dtype)
@@ -121,11 +91,6 @@ BAD = {
     "masked_scatter too few": lambda x: x.masked_scatter(MASK, x[:1]),
     "masked_scatter shape": lambda x: x.masked_scatter(MASK[:2], x),
 }
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_errors_match_torch(name):
-    same_error(BAD[name], TARGET)
 
 
 def filled(write):
@@ -164,3 +129,16 @@ def test_a_number_fills_constants_by_every_route(name):
         torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(x), slope)
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hessian(f, route=route)(x), expected)
+
+
+class TestContract(Contract):
+    cases, order, one_in, wrong_one_in = CASES, 3, 18, 8
+    # Dynamo refuses the gradient of a constant tangent, writes in place, and masks.
+    compiled = ("scatter", "scatter twice", "scatter_reduce mean")
+    # torch.func.vmap cannot write a batch into an unbatched tensor.
+    not_batched = tuple(name for name in CASES if name.startswith("in place"))
+    wrong = (
+        *("scatter_add", "scatter_reduce mean", "masked_scatter of a constant"),
+        *(each for each in CASES if "twice" in each or "repeated" in each),
+    )
+    errors, error_inputs = BAD, (TARGET,)

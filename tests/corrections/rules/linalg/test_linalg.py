@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value, unsigned
+from corrections.against_torch import FAILURES, route_statuses, same_value, unsigned
+from corrections.contract import Contract
 from drawing import normals
-from slow_cases import backend_of, slow_except
 from torch.linalg import eigh
 
 import hodiff
@@ -136,24 +136,6 @@ WRONG = (
     "eig",
     "det of rank n - 1",
 )
-
-
-# One case of each function; the other cases differ in arguments, and are slow.
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("name", slow_except(ALL, WRONG[::2]))
-def test_derivatives_match_differences_by_every_route(name):
-    f, inputs = ALL[name]
-    assert_every_route(f, inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-def test_vmapped_and_compiled_derivatives_match_differences(name):
-    f, inputs = ALL[name]
-    # Dynamo raises on the reshaped result of tensorsolve in a gradient of a tangent.
-    compile = backend_of(name, [each for each in CASES if not each.startswith("tensorsolve")])
-    # Third order is tested above; compiled code does not support it.
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 
 # The first version of torch that is correct here; for determinants, only far from singular matrices
@@ -366,11 +348,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_errors_match_torch(name):
-    same_error(BAD[name], A)
-
-
 def test_table_lists_the_corrections():
     rows = {row.name: row for row in table()}
     assert {"torch.linalg.solve", "torch.linalg.det", "torch.slogdet", "torch.linalg.eigh"} <= set(rows)
@@ -528,3 +505,12 @@ def test_clipped_correlations_have_the_derivatives_of_the_quotient(call):
         assert torch.equal(call(x), call(x.detach()))
         for each in (x[0], x[:1], torch.complex(x, x.flip(1))):
             torch.testing.assert_close(call(each), call(each.detach()), rtol=0, atol=0)
+
+
+class TestContract(Contract):
+    cases = ALL
+    # One case of each function; the other cases differ in arguments.
+    quick, one_in = WRONG[::2], 9
+    # Dynamo raises on the reshaped result of tensorsolve in a gradient of a tangent.
+    not_compiled = (*EAGER_CASES, "tensorsolve", "tensorsolve of some dims")
+    errors, error_inputs = BAD, (A,)

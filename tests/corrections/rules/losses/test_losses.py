@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.against_torch import same_error, same_value
+from corrections.against_torch import same_value
+from corrections.contract import Contract
 from drawing import draw
-from slow_cases import backend_of, slow_except
 
 import hodiff
 
@@ -101,22 +101,6 @@ if hasattr(F, "linear_cross_entropy"):
         lambda x, w: F.linear_cross_entropy(x, w, torch.tensor(2), reduction="sum", options=OPTIONS),
         (draw(2), draw(3, 2, seed=1)),
     )
-
-
-@pytest.mark.one_in(15)
-@pytest.mark.parametrize("name", slow_except(CALLS, list(CALLS)[::2]))
-def test_derivatives_match_differences_by_every_route(name):
-    function, inputs = CALLS[name]
-    hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CALLS)
-def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
-    function, inputs = CALLS[name]
-    # Dynamo hides torch's linear_cross_entropy from modes; compiled, its second derivative raises.
-    backend = backend_of(name, [each for each in CALLS if not each.startswith("linear_cross_entropy")])
-    hodiff.assert_differentiable(corrected(function), inputs, order=3, scipy=False, compile=backend)
 
 
 # These contain constants in float64.
@@ -345,11 +329,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_match_torch(name):
-    same_error(WRONG[name], draw(2, 3))
-
-
 def test_broadcasting_loss_warns_as_torch_does():
     x, t = draw(2, 3), draw(3, seed=1)
     with pytest.warns(UserWarning, match="different to the input size"):
@@ -386,3 +365,11 @@ def test_saturated_cross_entropy_hessian_matches_closed_form(weight):
     expected = expected - torch.diag_embed(expected.sum(2))
     got = torch.func.vmap(corrected(torch.func.hessian(lambda x, y: F.cross_entropy(x, y, weight))))(x, target)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-30)
+
+
+class TestContract(Contract):
+    cases, order = CALLS, 3
+    quick, one_in = list(CALLS)[::2], 15
+    # Dynamo hides torch's linear_cross_entropy from modes; compiled, its second derivative raises.
+    not_compiled = tuple(each for each in CALLS if each.startswith("linear_cross_entropy"))
+    errors, error_inputs = WRONG, (draw(2, 3),)

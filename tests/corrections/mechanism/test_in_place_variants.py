@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.corrections.rules.elementwise.in_place import NAMES
+from hodiff.corrections.mechanism.in_place_variants import NAMES
 
 D = torch.float64
 # Points where torch alone is wrong or inaccurate or has no rule, and others

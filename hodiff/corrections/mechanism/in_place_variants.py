@@ -1,10 +1,14 @@
-"""Rules for in-place variants of elementwise functions: the function's rule, whose value is written into the input."""
+"""Rules for in-place variants of functions: the function's rule, whose value is written into the input."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import in_place
+from hodiff.corrections.mechanism.declining import Declined
 from hodiff.corrections.mechanism.registry import CORRECTIONS, register
 from hodiff.torch_operators.table import forms_of
 
@@ -13,6 +17,17 @@ NAMES = (
     *("acosh", "asinh", "atan", "digamma", "expm1", "i0", "lgamma"),
     *("logit", "mvlgamma", "sigmoid", "sinc", "tan", "tanh"),
 )
+
+
+def in_place(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for the in-place variant of a function, which writes the value of a rule into its input."""
+
+    @functools.wraps(rule)
+    def written(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = rule(input.clone(), *args, **kwargs)
+        return result if isinstance(result, Declined) else input.copy_(result)
+
+    return written
 
 
 def enter_in_place() -> None:
