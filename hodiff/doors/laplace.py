@@ -43,14 +43,14 @@ class Backend(CurvatureInterface):
     | structure | result for "gauss-newton" |
     |---|---|
     | "full" | $H = \sum_i J_i^\top \Lambda_i J_i$, exact, by products |
-    | "diag" | the exact diagonal of H, by Jacobians of a few examples at a time |
+    | "diag" | the exact diagonal of H, by formulas of layers and gradients of examples |
     | "kron" | K-FAC (`hodiff.KFACOperator`) for layers that it supports |
     | "kron" of other weights | the Kronecker product nearest to their exact block |
     | "kron" of other vectors, as of `LayerNorm` | their exact block |
     | "lowrank" | the `rank` largest eigenvalues of H and their eigenvectors, by Lanczos over all data |
 
     Jacobians, products and factors use hodiff's corrections, so models may contain attention, recurrent layers and
-    shared weights. Examples must not influence each other.
+    shared weights. For "kron", examples must not influence each other.
 
     Args:
         model: The model; with `last_layer`, a `FeatureExtractor` of laplace-torch.
@@ -124,11 +124,9 @@ class Backend(CurvatureInterface):
 
     def diag(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the diagonal (parameters,); see `laplace.curvature.CurvatureInterface`."""
-        samples = self._samples_in(options)
-        if self.curvature == "hessian":
-            diagonal = self._scale * self._operator([(x, y)], samples).diagonal(method="exact").value
-        else:
-            diagonal = torch.stack([rows.square().sum(0) for rows in self._rows(x, y, samples)]).sum(0)
+        operator = self._operator([(x, y)], self._samples_in(options))
+        exact = {"method": "exact"} if self.curvature == "hessian" else {"exact": True}
+        diagonal = self._scale * operator.diagonal(**exact).value
         chosen = self.subnetwork_indices
         return self._loss_of(x, y), diagonal if chosen is None else diagonal[chosen]
 
