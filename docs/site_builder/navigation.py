@@ -25,6 +25,7 @@ SIDE_BAR = {
         "guides/training_loops.md",
         "guides/laplace.md",
         "guides/gaussian_processes.md",
+        "guides/influence.md",
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",

@@ -45,7 +45,9 @@ def test_scores_are_hodiffs_derivative_through_training():
 
     def held_out(weights):
         batches = torch.arange(DOCUMENTS).split(BATCH)
-        end = adapt(lambda p, b: weights[b] @ losses(p, b) / len(b), start, batches.__getitem__, SGD(rate), len(batches))
+        end = adapt(
+            lambda p, b: weights[b] @ losses(p, b) / len(b), start, batches.__getitem__, SGD(rate), len(batches)
+        )
         return losses(end, batches[0]).mean()
 
     expected, value = torch.func.grad_and_value(held_out)(torch.ones(DOCUMENTS, dtype=D))

@@ -63,9 +63,7 @@ class Classification(Task):
 def draw(name, count=40, queries=7):
     torch.manual_seed(0)
     model = MODELS[name]().double()
-    training, held_out = (
-        (torch.randn(n, 24, dtype=D), torch.randint(3, (n,))) for n in (count, queries)
-    )
+    training, held_out = ((torch.randn(n, 24, dtype=D), torch.randint(3, (n,))) for n in (count, queries))
     return model, training, held_out
 
 
