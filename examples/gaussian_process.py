@@ -52,7 +52,7 @@ TRUE = {"lengthscale": 0.3, "outputscale": 1.0, "noise": 0.01}
 GRADIENT = 1e-5  # tolerance of the norm of the gradient
 
 
-class Process(gpytorch.models.ExactGP):  # type: ignore[misc]
+class Process(gpytorch.models.ExactGP):
     """A process with a constant mean and a Matern kernel."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, likelihood: gpytorch.likelihoods.GaussianLikelihood):

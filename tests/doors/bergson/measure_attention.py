@@ -28,6 +28,12 @@ KINDS = {
 }
 
 
+def report(words):
+    """Write a line at once."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
 def run(kind, length):
     attention, context = KINDS[kind]
     model, tokens = draw(length, attention)
@@ -55,9 +61,9 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory_of:
-        print(f"peak {memory(options.memory_of, options.lengths[0]):.0f}")
+        report(f"peak {memory(options.memory_of, options.lengths[0]):.0f}")
         return
-    print("| tokens | attention | seconds | ratio | MB |\n|---|---|---|---|---|")
+    report("| tokens | attention | seconds | ratio | MB |\n|---|---|---|---|---|")
     for kind in KINDS:
         run(kind, 16)  # imports and first calls
     for length in options.lengths:
@@ -68,7 +74,7 @@ def main():
             command = [sys.executable, "-W", "ignore", __file__, "--lengths", str(length), "--memory-of", kind]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found = text.rpartition("peak ")[2].strip()
-            print(f"| {length} | {kind} | {best:.2f} | {best / seconds['eager']:.2f} | {found} |", flush=True)
+            report(f"| {length} | {kind} | {best:.2f} | {best / seconds['eager']:.2f} | {found} |")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ class Attention(nn.Module):
         return self.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1)
 
 
+def report(words):
+    """Write a line at once."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
 def run(length):
     torch.manual_seed(0)
     task = Classification()
@@ -67,8 +73,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| tokens | torch alone, seconds | within corrected() | ratio | largest relative difference of scores |")
-    print("|---|---|---|---|---|")
+    report("| tokens | torch alone, seconds | within corrected() | ratio | largest relative difference of scores |")
+    report("|---|---|---|---|---|")
     for length in options.lengths:
         times = {"plain": [], "corrected": []}
         found = {}
@@ -79,7 +85,7 @@ def main():
                 times[kind].append(seconds)
         plain, corrected = (min(each) for each in times.values())
         difference = (found["plain"] - found["corrected"]).abs().max() / found["plain"].abs().max()
-        print(f"| {length} | {plain:.2f} | {corrected:.2f} | {corrected / plain:.2f} | {difference:.0e} |", flush=True)
+        report(f"| {length} | {plain:.2f} | {corrected:.2f} | {corrected / plain:.2f} | {difference:.0e} |")
 
 
 if __name__ == "__main__":

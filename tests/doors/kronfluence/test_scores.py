@@ -14,16 +14,8 @@ from torch.utils.data import TensorDataset
 import hodiff
 
 D = torch.float64
-FACTORS = {
-    name: D
-    for name in (
-        "activation_covariance_dtype",
-        "gradient_covariance_dtype",
-        "eigendecomposition_dtype",
-        "per_sample_gradient_dtype",
-        "lambda_dtype",
-    )
-}
+COVARIANCES = ("activation_covariance_dtype", "gradient_covariance_dtype", "eigendecomposition_dtype")
+FACTORS = dict.fromkeys((*COVARIANCES, "per_sample_gradient_dtype", "lambda_dtype"), D)
 SCORES = dict.fromkeys(("per_sample_gradient_dtype", "precondition_dtype", "score_dtype"), D)
 
 
