@@ -26,6 +26,7 @@ SIDE_BAR = {
         "guides/physics.md",
         "guides/laplace.md",
         "guides/gaussian_processes.md",
+        "guides/influence.md",
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",
