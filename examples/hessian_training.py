@@ -9,10 +9,12 @@ its squared error is an unbiased estimate of the squared error of the Hessian. `
 forces and product from one recording, differentiable in the weights; configurations of a batch share the call, as they
 do not interact. The teacher is the potential of Lennard and Jones for a cluster of 5 atoms, the model a network of pair
 distances. Both models take the same steps, from the same weights, with the same data. The script prints errors of
-held-out forces, Hessians and frequencies, and the time of a step.
+held-out forces, Hessians and frequencies during training, and the time of a step beside that of one gradient of the
+energy by the weights.
 
 Source: M. F. Hutchinson, Communications in Statistics 18 (1989), for the estimate; W. M. Czarnecki et al., "Sobolev
-training for neural networks", NeurIPS (2017), for derivatives in the loss.
+training for neural networks", NeurIPS (2017), for derivatives in the loss; "Projected Hessian learning",
+arXiv:2603.04523, for products of potentials.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import hodiff
 from hodiff.checks import along_directions
 
 ATOMS = 5
+CURVE = 6  # points of a learning curve
 ONE, OTHER = torch.triu_indices(ATOMS, ATOMS, 1)
 Energy = Callable[[Tensor], Tensor]
 
@@ -79,16 +82,19 @@ def derivatives(energy: Energy, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     return total, gradient, product
 
 
-def train(model: Potential, x: Tensor, steps: int, seed: int, hessians: bool) -> float:
-    """Train by Adam on forces, and with `hessians` on products; return milliseconds for a step."""
+def train(
+    model: Potential, x: Tensor, steps: int, seed: int, hessians: bool, look: Callable[[int], None] = lambda _: None
+) -> float:
+    """Train by Adam on forces, and with `hessians` on products; return milliseconds for a step of the model."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    begun = time.process_time()
-    for _ in range(steps):
+    spent = 0.0
+    for step in range(steps):
         chosen = x[torch.randint(len(x), (16,), generator=generator)]
         v = torch.randn(chosen.shape, generator=generator)
         _, slope, curvature = derivatives(lennard_jones, chosen, v)
+        begun = time.process_time()
         if hessians:
             _, own_slope, own_curvature = derivatives(model, chosen, v)
             # Entries of the Hessian are about 50 times as large as forces.
@@ -99,9 +105,23 @@ def train(model: Potential, x: Tensor, steps: int, seed: int, hessians: bool) ->
             loss = (own_slope - slope).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        spent += time.process_time() - begun
         optimizer.step()
         schedule.step()
-    return 1e3 * (time.process_time() - begun) / steps
+        if (step + 1) % max(steps // CURVE, 1) == 0:
+            look(step + 1)
+    return 1e3 * spent / steps
+
+
+def gradient_cost(model: Potential, x: Tensor) -> float:
+    """Return the milliseconds of one gradient of the energies by the weights."""
+    best = float("inf")
+    for _ in range(20):
+        begun = time.process_time()
+        for _ in range(5):
+            torch.autograd.grad(model(x[:16]).sum(), list(model.parameters()))
+        best = min(best, (time.process_time() - begun) / 5)
+    return 1e3 * best
 
 
 def errors(model: Energy, x: Tensor) -> tuple[float, float, float]:
@@ -139,14 +159,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(options.seed)
     x, held_out = sample(options.count, generator), sample(50, generator)
-    print(f"{'trained on':24}{'forces':>10}{'Hessian':>10}{'frequency':>11}{'ms a step':>11}")
-    for hessians in (False, True):
+    curves: dict[bool, dict[int, tuple[float, float, float]]] = {False: {}, True: {}}
+    costs = {}
+    for hessians, curve in curves.items():
         torch.manual_seed(options.seed)
         model = Potential(64)
-        spent = train(model, x, steps, options.seed, hessians)
-        found = errors(model, held_out)
+
+        def look(step: int, model: Potential = model, curve: dict[int, tuple[float, float, float]] = curve) -> None:
+            curve[step] = errors(model, held_out)
+
+        costs[hessians] = train(model, x, steps, options.seed, hessians, look)
+    print(f"{'':8}{'trained on forces':>30}{'on forces and products':>30}")
+    print(f"{'steps':8}" + 2 * f"{'forces':>10}{'Hessian':>10}{'frequency':>10}")
+    for step in curves[False]:
+        rows = "".join(f"{each:10.4f}" for curve in curves.values() for each in curve[step])
+        print(f"{step:<8}{rows}")
+    unit = gradient_cost(Potential(64), x)
+    for hessians, cost in costs.items():
         name = "forces and products" if hessians else "forces"
-        print(f"{name:24}{found[0]:10.4f}{found[1]:10.4f}{found[2]:11.4f}{spent:11.2f}")
+        print(f"{name}: {cost:.2f} ms a step, {cost / unit:.1f} gradients")
     if not options.quick:
         print(check())
 

@@ -95,13 +95,10 @@ def elastic_constants(
     require_bool(caller, "relaxed", relaxed)
     require_chunk_size(caller, "chunk_size", chunk_size)
     cell, volume = require_cell(caller, cell, positions)
-    place = torch.zeros(3, 3, dtype=torch.long, device=positions.device)
-    for index, (i, j) in enumerate(_VOIGT):
-        place[i, j] = place[j, i] = index
     identity = torch.eye(3, dtype=positions.dtype, device=positions.device)
 
     def strained(point: Tensor) -> Tensor:
-        strain = point[:6][place] * (1 + identity) / 2
+        strain = strain_of(point[:6])
         stretch = identity + strain - strain @ strain / 2
         x = positions + point[6:].view(-1, 3) if relaxed else positions
         return require_one_energy(caller, energy(x @ stretch, cell @ stretch), 1)
@@ -116,7 +113,7 @@ def elastic_constants(
     if not relaxed:
         return ElasticConstants(clamped, None, stress.double(), None, None)
     H, coupling = full[6:, 6:], full[6:, :6]
-    answer = _relaxation(H, torch.cat([coupling, -forces.double().reshape(-1, 1)], 1))
+    answer = relaxation(caller, H, torch.cat([coupling, -forces.double().reshape(-1, 1)], 1))
     if (step := answer[:, 6].abs().max()) > _LARGEST_STEP * volume ** (1 / 3):
         warnings.warn(
             f"{caller}: positions: expected positions at a minimum for relaxed constants, got forces whose Newton step "
@@ -134,7 +131,15 @@ def elastic_constants(
     )
 
 
-def _relaxation(H: Tensor, right: Tensor) -> Tensor:
+def strain_of(components: Tensor) -> Tensor:
+    """Return the symmetric matrix (3, 3) of six components in Voigt's notation, where shears count twice."""
+    place = torch.zeros(3, 3, dtype=torch.long, device=components.device)
+    for index, (i, j) in enumerate(_VOIGT):
+        place[i, j] = place[j, i] = index
+    return components[place] * (1 + torch.eye(3, dtype=components.dtype, device=components.device)) / 2
+
+
+def relaxation(caller: str, H: Tensor, right: Tensor) -> Tensor:
     """Solve with the Hessian in the space without translations."""
     n = len(H)
     # Translations receive the largest curvature, and drop out of the answer, as the right-hand sides have none.
@@ -145,8 +150,8 @@ def _relaxation(H: Tensor, right: Tensor) -> Tensor:
     kept = order[: n - 3]
     if len(kept) and not values[kept].min() > 1e-9 * values.abs().max():
         raise InputError(
-            "atoms.elastic_constants: positions: expected a minimum for relaxed constants, got a Hessian with "
-            f"eigenvalue {values[kept].min():.1e} apart from translations; relax the positions, or pass relaxed=False."
+            f"{caller}: positions: expected a minimum for relaxed constants, got a Hessian with eigenvalue "
+            f"{values[kept].min():.1e} apart from translations; relax the positions, or pass relaxed=False."
         )
     basis = vectors[:, kept]
     return basis @ ((basis.t() @ right) / values[kept][:, None])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
 from hodiff.common.chunks import LivePeak, resolve_chunk_size, spans
-from hodiff.common.options import require_bool, require_chunk_size
+from hodiff.common.options import require_bool, require_bools, require_chunk_size
 from hodiff.common.trees import describe
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
@@ -19,6 +19,8 @@ from hodiff.operators import HessianOperator
 # Measured bytes of a group of columns under chunk_size="auto". On a CPU, groups that leave the cache were slower than
 # single columns: with MACE and TorchANI, 10 to 40 MiB were fastest.
 _BUDGET = {"cpu": 16 * 2**20, "accelerator": 2**30}
+# Number of columns that a compiled graph multiplies: each width is compiled anew.
+_COMPILED = 8
 
 
 def hessian(
@@ -30,6 +32,7 @@ def hessian(
     systems: Tensor | None = None,
     batched: bool = False,
     chunk_size: int | str | None = "auto",
+    compile: bool = False,
     progress: bool = False,
 ) -> Any:
     r"""Compute the Hessian of an energy with respect to the positions of atoms.
@@ -54,6 +57,8 @@ def hessian(
         chunk_size: Number of columns that are computed together: a positive int, None for all, or "auto" for as many as
             fit 16 MiB on a CPU and 1 GiB on a GPU, by the measured memory of two columns. If memory runs out, smaller
             groups are tried.
+        compile: Whether to compile the product of the Hessian with columns, in groups of 8 by default. It takes a
+            minute or more, and pays for thousands of columns; see `hodiff.HessianOperator`. Not with `batched`.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -80,7 +85,7 @@ def hessian(
     """
     positions = require_positions("atoms.hessian", positions, batches=True)
     require_bool("atoms.hessian", "batched", batched)
-    require_bool("atoms.hessian", "progress", progress)
+    require_bools("atoms.hessian", progress=progress, compile=compile)
     require_chunk_size("atoms.hessian", "chunk_size", chunk_size)
     atoms = positions.shape[-2]
     moving = atom_indices("atoms.hessian", "free", free, atoms)
@@ -88,19 +93,23 @@ def hessian(
     several = positions.ndim == 3 or systems is not None
     if several and wanted is not None:
         raise InputError("atoms.hessian: rows: expected None for several systems, got atoms; call it for each system.")
+    if batched and compile:
+        raise InputError("atoms.hessian: compile: expected False with batched=True, got True; omit one of them.")
     if batched and not several:
         return _by_copies(energy, positions, moving, wanted, chunk_size, progress)
     place = MovingAtoms.of("atoms.hessian", energy, positions, moving, systems)
-    A = HessianOperator(place.energy, place.point, chunk_size=None, progress=False)
+    A = HessianOperator(place.energy, place.point, chunk_size=None, progress=False, compile=compile)
     if several:
-        found = _of_systems(A, place, chunk_size)
+        found = _of_systems(A, place, chunk_size, compile)
         return found if systems is not None else torch.stack(found)
     n = place.point.numel()
+    if wanted is None and compile:
+        return _symmetric(_columns(A, _first_columns(A, n), chunk_size, compiled=True))
     if wanted is None:
         matrix = in_groups(A, n, chunk_size, lambda size: A.to_dense(chunk_size=size, progress=progress))
         return matrix.view(n // 3, 3, n // 3, 3)
     unit = _unit_columns(wanted, place.point)
-    columns = in_groups(A, unit.shape[1], chunk_size, lambda size: products(A, unit, size))
+    columns = _columns(A, unit, chunk_size, compiled=compile)
     return columns.t().reshape(len(wanted), 3, n // 3, 3)
 
 
@@ -147,7 +156,7 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
     block = v.detach().to(positions.device).reshape(-1, place.point.numel()).t()
     if block.shape[1] < 2:
         return (A @ block).t().reshape(v.shape)
-    return in_groups(A, block.shape[1], "auto", lambda size: products(A, block, size)).t().reshape(v.shape)
+    return _columns(A, block, "auto").t().reshape(v.shape)
 
 
 def in_groups(
@@ -188,6 +197,15 @@ def _first_columns(A: HessianOperator, count: int) -> Tensor:
     return torch.eye(A.shape[0], count, dtype=A.dtype, device=A.device)
 
 
+def _columns(A: HessianOperator, block: Tensor, chunk_size: int | str | None, *, compiled: bool = False) -> Tensor:
+    """Multiply a block of columns in groups that fit into memory; compiled, in groups of one width."""
+    count = block.shape[1]
+    if not compiled:
+        return in_groups(A, count, chunk_size, lambda size: products(A, block, size))
+    size = resolve_chunk_size(_COMPILED if chunk_size == "auto" else chunk_size, count, 0, A.device)
+    return products(A, torch.nn.functional.pad(block, (0, -count % size)), size)[:, :count]
+
+
 def products(A: HessianOperator, block: Tensor, size: int) -> Tensor:
     """Multiply a block of columns in groups."""
     result = block.new_empty(block.shape)
@@ -214,7 +232,7 @@ def _among(caller: str, rows: Tensor | None, free: Tensor | None) -> Tensor | No
     return torch.tensor([at[atom] for atom in rows.tolist()])
 
 
-def _of_systems(A: HessianOperator, place: MovingAtoms, chunk_size: int | str | None) -> list[Tensor]:
+def _of_systems(A: HessianOperator, place: MovingAtoms, chunk_size: int | str | None, compiled: bool) -> list[Tensor]:
     """Compute the Hessians of systems that do not interact, which share the unit directions."""
     members = [each.to(place.point.device) for each in place.members()]
     _require_independent(A, members)
@@ -222,7 +240,7 @@ def _of_systems(A: HessianOperator, place: MovingAtoms, chunk_size: int | str | 
     block = place.point.new_zeros(place.point.numel(), width)
     for each in members:
         block[each, torch.arange(len(each), device=each.device)] = 1
-    columns = in_groups(A, width, chunk_size, lambda size: products(A, block, size))
+    columns = _columns(A, block, chunk_size, compiled=compiled)
     return [_symmetric(columns[each, : len(each)]) for each in members]
 
 

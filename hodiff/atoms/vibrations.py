@@ -106,7 +106,7 @@ def vibrations(
     require_number("atoms.vibrations", "length_unit", length_unit, positive=True, finite=True)
     require_chunk_size("atoms.vibrations", "chunk_size", chunk_size)
     require_bool("atoms.vibrations", "progress", progress)
-    weights = _require_masses(masses, positions, moving)
+    weights = require_masses("atoms.vibrations", masses, positions, moving)
     if dipole is not None:
         require_callable("atoms.vibrations", dipole=dipole)
     H = hessian(energy, positions, free=moving, chunk_size=chunk_size, progress=progress)
@@ -115,12 +115,7 @@ def vibrations(
             "atoms.vibrations: energy: expected finite second derivatives at the positions, got NaN or infinity; write "
             "angles by torch.atan2 of smooth functions, and distances that may be 0 without a root."
         )
-    n = 3 * len(weights)
-    scale = weights.rsqrt().repeat_interleave(3)
-    matrix = H.double().reshape(n, n) * (energy_unit / length_unit**2) * scale[:, None] * scale
-    eigenvalues, vectors = torch.linalg.eigh(matrix)
-    modes = vectors.t() * scale
-    energies = _QUANTUM * eigenvalues.abs().sqrt() * eigenvalues.sign()
+    eigenvalues, energies, modes = normal_modes(H, weights, energy_unit / length_unit**2)
     intensities = None
     if dipole is not None:
         slopes = _dipole_slopes(dipole, positions, moving)
@@ -130,17 +125,25 @@ def vibrations(
         eigenvalues=eigenvalues,
         energies=energies,
         wavenumbers=_WAVENUMBER * energies,
-        modes=modes.view(n, -1, 3),
+        modes=modes.view(len(modes), -1, 3),
         zero_point_energy=energies.clamp_min(0).sum().item() / 2,
         intensities=intensities,
     )
 
 
-def _require_masses(masses: Any, positions: Tensor, free: Tensor | None) -> Tensor:
+def normal_modes(H: Tensor, weights: Tensor, unit: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return eigenvalues, energies of quanta and modes (3 F, 3 F) as rows, from a Hessian and masses in float64."""
+    n = 3 * len(weights)
+    scale = weights.rsqrt().repeat_interleave(3)
+    eigenvalues, vectors = torch.linalg.eigh(H.double().reshape(n, n) * unit * scale[:, None] * scale)
+    return eigenvalues, _QUANTUM * eigenvalues.abs().sqrt() * eigenvalues.sign(), vectors.t() * scale
+
+
+def require_masses(caller: str, masses: Any, positions: Tensor, free: Tensor | None) -> Tensor:
     """Return the masses of the free atoms in float64."""
     if not isinstance(masses, Tensor) or masses.shape != positions.shape[:1] or not (masses > 0).all():
         raise InputError(
-            f"atoms.vibrations: masses: expected positive numbers of shape ({len(positions)},), one for each atom, got "
+            f"{caller}: masses: expected positive numbers of shape ({len(positions)},), one for each atom, got "
             f"{describe(masses)}; pass torch.from_numpy(atoms.get_masses())."
         )
     found = masses.detach().to(positions.device, torch.float64)

@@ -201,6 +201,10 @@ def _object(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
     elif isinstance(value, partial):
         readers.append(lambda: (value.func, value.args, value.keywords))
         parts += readers[-1]()
+    if isinstance(value, torch.jit.ScriptModule):
+        # Its tensors are in C++, in none of its containers.
+        readers.append(lambda: [*value.parameters(recurse=False), *value.buffers(recurse=False)])
+        parts += readers[-1]()
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         parts.append(attributes)  # a dict, which is itself a container

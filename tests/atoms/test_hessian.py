@@ -185,6 +185,15 @@ def test_network_against_differences_of_forces(x: Tensor, activation: Callable[[
     hodiff.atoms.hvp(model, x, x).numpy()
 
 
+@pytest.mark.slow
+def test_compiled_products(x: Tensor, exact: Tensor) -> None:
+    assert near(hodiff.atoms.hessian(lennard_jones, x, compile=True), exact)
+    found = hodiff.atoms.hessian(lennard_jones, x, rows=[5, 1], free=[1, 2, 5], compile=True)
+    assert near(found, exact[[5, 1]][:, :, [1, 2, 5]])
+    with pytest.raises(hodiff.InputError, match="compile: expected False with batched"):
+        hodiff.atoms.hessian(lennard_jones, x, batched=True, compile=True)
+
+
 def test_single_precision(x: Tensor, exact: Tensor) -> None:
     found = hodiff.atoms.hessian(lennard_jones, x.float())
     assert found.dtype == torch.float32

@@ -347,3 +347,30 @@ def test_wrong_code_is_detected_on_a_null_vector() -> None:
 
 def _zeros(graph: fx.GraphModule, *_: Any, **__: Any) -> Any:
     return lambda *inputs: [1e-3 * each for each in graph(*inputs)]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_tensors_of_scripted_modules_are_inputs(compilations: list[fx.GraphModule]) -> None:
+    """Scripted code holds them where nothing can be replaced, and creates a tensor for its shape alone."""
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+            self.weight = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            # Uninitialized numbers, as in the code of e3nn.
+            count = torch.empty([]).expand(x.shape).shape[0]
+            return (self.factor * x.sin() * self.weight * count).sum()
+
+    scripted = torch.jit.script(Weighted())
+    module = nn.Sequential(scripted)
+    x = torch.linspace(0.5, 1, 3, dtype=torch.float64)
+    A = HessianOperator(lambda x: module(x), x, compile=True)
+    expected = -6 * torch.tensor([1.0, 2.0, 3.0]) * x.sin()
+    close(A @ torch.ones_like(x), expected)
+    assert len(compilations) == 1
+    scripted.factor.mul_(10)
+    close(A.at(x) @ torch.ones_like(x), 10 * expected)
+    assert len(compilations) == 1

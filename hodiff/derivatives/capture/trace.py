@@ -69,11 +69,13 @@ def trace(
     mode: Literal["fake", "symbolic"] = "fake" if sizes is None else "symbolic"
     stand_ins = inputs if sizes is None else sizes.stand_ins
     traced = make_fx(reading, tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
+    # Code may create a tensor for its shape alone, as e3nn does: its numbers are in no result.
+    traced.graph.eliminate_dead_code()
+    _read_from_inputs(traced, inputs)
     try:
         _refuse_hidden(traced)
     except HiddenTensorError as error:
         raise HiddenTensorError(error.tensor, _line_that_reads(error.tensor, reading, stand_ins, mode)) from None
-    traced.graph.eliminate_dead_code()
     if any(writes(node.target) for node in traced.graph.nodes):
         # The graph has no edge for a write through a view.
         traced = make_fx(functionalize(traced), tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
@@ -150,6 +152,27 @@ def drop_unused(graph: fx.GraphModule) -> list[int]:
             graph.graph.erase_node(node)
     graph.recompile()
     return [i for i, node in enumerate(inputs) if node.users]
+
+
+def _read_from_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
+    """Replace constants that are inputs by the inputs: scripted modules hold their tensors in C++."""
+    places: dict[Any, list[fx.Node]] = {}
+    for node, value in zip((each for each in graph.graph.nodes if each.op == "placeholder"), inputs, strict=True):
+        if value.numel():
+            places.setdefault(_place_of(value), []).append(node)
+    for node in list(graph.graph.nodes):
+        constant: Any = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(constant, Tensor) and constant.numel():
+            found = places.get(_place_of(constant), [])
+            # The point of differentiation may be closed over, too, as a constant.
+            if len(found) == 1:
+                node.replace_all_uses_with(found[0])
+                graph.graph.erase_node(node)
+
+
+def _place_of(tensor: Tensor) -> Any:
+    plain = tensor.layout is torch.strided and not tensor.is_meta
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) if plain else id(tensor)
 
 
 def _refuse_hidden(graph: fx.GraphModule) -> None:
