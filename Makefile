@@ -83,7 +83,7 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('test-gpu: torch finds no CUDA device; tests run in the interpreter of Triton, or are skipped.')"
 	$(BIN)/python -m pytest -n 0 -m gpu tests/kernels tests/functions
 
-# JAX, folx and curvlinops race in an environment of their own, as they clash with the pinned torch; `make bench` adds rows.
+# Other libraries race in an environment of their own, as they clash with the pinned torch; `make bench` adds rows.
 bench-peers: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks.peers
 

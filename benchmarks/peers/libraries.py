@@ -135,7 +135,7 @@ def eigenvalues() -> Iterator[Problem]:
         return eigenthings.lanczos(operator, k=1, max_iter=30, which="LA", seed=0).eigenvalues
 
     def other() -> Tensor:
-        found, _ = PyHessian(copy.deepcopy(objective.module), LOSS, data=data[0], cuda=False).eigenvalues(tol=1e-3)
+        found, _ = PyHessian(copy.deepcopy(objective.module), LOSS, data=data[0], cuda=False).eigenvalues(tol=1e-4)
         return torch.tensor(found)
 
     contestants = {"hodiff eigsh": ours, names("hessian-eigenthings"): things, names("PyHessian"): other}
