@@ -16,7 +16,7 @@ from hodiff.common.options import require_bools, require_callable
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
-from hodiff.derivatives.capture.trace import drop_unused, take_conditions, trace
+from hodiff.derivatives.capture.graph_trace import drop_unused, take_conditions, trace
 from hodiff.derivatives.compilation import Arguments, agree, compile_graph, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError, InputError

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_callable, require_number
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.implicit.implicit_solution import Settings, implicit_function
+from hodiff.implicit.implicit_solutions import distance_of_step
 from hodiff.implicit.iteration import anderson, newton
-from hodiff.implicit.solutions import distance_of_step
 from hodiff.implicit.sparse_matrices import Gradient
 
 

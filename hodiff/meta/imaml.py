@@ -20,7 +20,7 @@ from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
-from hodiff.implicit.solutions import argmin
+from hodiff.implicit.implicit_solutions import argmin
 from hodiff.meta.batch_norms import moving_statistics, stacked
 from hodiff.meta.inner_gradients import copied
 from hodiff.meta.inverse_products import solve_tasks

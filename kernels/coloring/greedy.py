@@ -74,7 +74,7 @@ def dynamic_order(
     rising: bool,
     least: bool,
 ) -> Array:
-    """Order vertices so that the least or the largest current degree is always next; see `orders.py`."""
+    """Order vertices so that the least or the largest current degree is always next; see `vertex_orders.py`."""
     n = len(degrees)
     most = int(degrees.max(initial=0))
     start = np.zeros(n, np.int32) if rising else degrees.astype(np.int32)

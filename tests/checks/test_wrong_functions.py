@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from custom_functions import cubed_slope, custom, old_style
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.autograd.function import Function, once_differentiable
 
@@ -12,69 +11,156 @@ from hodiff.checks import check
 X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
 
-def cubed_tangent(ctx, t):
-    # Torch runs jvp with forward mode off, so that an outer forward pass would see a constant.
-    with _set_fwd_grad_enabled(True):
-        return 3 * unpack_dual(ctx.saved_tensors[0], level=0).primal ** 2 * t
+class Cube(Function):
+    """Correct by every route."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        # Torch runs jvp with forward mode off, so that an outer forward pass would see a constant.
+        with _set_fwd_grad_enabled(True):
+            return 3 * unpack_dual(ctx.saved_tensors[0], level=0).primal ** 2 * t
 
 
-def doubled_in_batches(info, in_dims, x):
-    return 2 * Cube.apply(x), in_dims[0]
+class PlainTangent(Cube):
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * ctx.saved_tensors[0] ** 2 * t
 
 
-# Correct by every route
-Cube = custom("Cube", lambda x: x**3, cubed_slope, cubed_tangent, vmap=True)
+class DoubledTangent(Cube):
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * Cube.jvp(ctx, t)
 
 
-def cube_with(name, **members):
-    """Return a Function with some rules of the cube replaced."""
-    rules = {key: staticmethod(each) if callable(each) else each for key, each in members.items()}
-    return type(name, (Cube,), rules)
-
-
-def keeps(name, value):
-    """Return a rule that also keeps a detached value on the context."""
-
+class ConstantTangent(Cube):
+    @staticmethod
     def setup_context(ctx, inputs, output):
         Cube.setup_context(ctx, inputs, output)
-        setattr(ctx, name, value(inputs[0].detach()))
+        ctx.slope = 3 * inputs[0].detach() ** 2
 
-    return setup_context
-
-
-def slope_of_cut(ctx, t):
-    with _set_fwd_grad_enabled(True):
-        return 6 * unpack_dual(ctx.saved_tensors[0], level=0).primal * t
+    @staticmethod
+    def jvp(ctx, t):
+        return ctx.slope * t
 
 
-PlainTangent = cube_with("PlainTangent", jvp=cubed_slope)
-DoubledTangent = cube_with("DoubledTangent", jvp=lambda ctx, t: 2 * cubed_tangent(ctx, t))
-ConstantTangent = cube_with(
-    "ConstantTangent", setup_context=keeps("slope", lambda x: 3 * x**2), jvp=lambda ctx, t: ctx.slope * t
-)
-WrongGradient = cube_with("WrongGradient", backward=lambda ctx, g: 2 * ctx.saved_tensors[0] ** 2 * g)
-ZeroGradient = cube_with("ZeroGradient", backward=lambda ctx, g: torch.zeros_like(g))
-SavedIntermediate = cube_with(
-    "SavedIntermediate", setup_context=keeps("square", torch.square), backward=lambda ctx, g: 3 * ctx.square * g
-)
-# Correct for a constant cotangent, so that routes show the defect only for a nonlinear loss
-DetachedCotangent = cube_with("DetachedCotangent", backward=lambda ctx, g: cubed_slope(ctx, g.detach()))
-OnceDifferentiable = cube_with("OnceDifferentiable", backward=once_differentiable(cubed_slope))
-NoTangent = cube_with("NoTangent", jvp=Function.jvp)
-NoContext = old_style("NoContext", lambda x: (x**3, x), cubed_slope)
-# The Hessian is right; its derivative is cut.
-CutSlope = cube_with(
-    "CutSlope",
-    forward=lambda x: 3 * x**2,
-    backward=lambda ctx, g: 6 * ctx.saved_tensors[0].detach() * g,
-    jvp=slope_of_cut,
-)
-WrongThirdOrder = cube_with("WrongThirdOrder", backward=lambda ctx, g: CutSlope.apply(ctx.saved_tensors[0]) * g)
-WrongBatching = cube_with("WrongBatching", generate_vmap_rule=False, vmap=doubled_in_batches)
-# Correct only if the batch dimension is the first
-WrongAxis = cube_with("WrongAxis", generate_vmap_rule=False, vmap=lambda info, in_dims, x: (Cube.apply(x), 0))
-NoBatching = cube_with("NoBatching", generate_vmap_rule=False)
-CoarseInside = cube_with("CoarseInside", forward=lambda x: (x.float() ** 3).to(x.dtype))
+class WrongGradient(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] ** 2 * g
+
+
+class ZeroGradient(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        return torch.zeros_like(g)
+
+
+class SavedIntermediate(Cube):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        Cube.setup_context(ctx, inputs, output)
+        ctx.square = (inputs[0] ** 2).detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.square * g
+
+
+class DetachedCotangent(Cube):
+    """Correct for a constant cotangent, so that routes show the defect only for a nonlinear loss."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g.detach()
+
+
+class OnceDifferentiable(Cube):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class NoTangent(Cube):
+    jvp = Function.jvp
+
+
+class NoContext(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class WrongThirdOrder(Cube):
+    """The Hessian is right; its derivative is cut."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return CutSlope.apply(ctx.saved_tensors[0]) * g
+
+
+class CutSlope(Cube):
+    @staticmethod
+    def forward(x):
+        return 3 * x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 6 * ctx.saved_tensors[0].detach() * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        with _set_fwd_grad_enabled(True):
+            return 6 * unpack_dual(ctx.saved_tensors[0], level=0).primal * t
+
+
+class WrongBatching(Cube):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return 2 * Cube.apply(x), in_dims[0]
+
+
+class WrongAxis(Cube):
+    """Correct only if the batch dimension is the first."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Cube.apply(x), 0
+
+
+class NoBatching(Cube):
+    generate_vmap_rule = False
+
+
+class CoarseInside(Cube):
+    @staticmethod
+    def forward(x):
+        return (x.float() ** 3).to(x.dtype)
 
 
 # Function, order, codes, and text of the evidence
@@ -119,13 +205,18 @@ def test_forward_mode_that_does_not_nest_is_a_warning():
     assert any("forward-over-forward is wrong" in text for text in report.findings[0].evidence)
 
 
-# A wrong factor, and a detached input
-TwoDefects = cube_with(
-    "TwoDefects",
-    generate_vmap_rule=False,
-    backward=lambda ctx, g: ctx.saved_tensors[0].detach() ** 2 * g,
-    vmap=doubled_in_batches,
-)
+class TwoDefects(Cube):
+    """A wrong factor, and a detached input."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0].detach() ** 2 * g
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return 2 * Cube.apply(x), in_dims[0]
 
 
 def test_several_defects_are_all_named():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from custom_functions import old_style
+from custom_functions import custom, old_style
 
 import hodiff
 from hodiff import RouteError
@@ -249,19 +249,13 @@ KeptGradient = old_style(
 )
 
 
-class KeptGate(torch.autograd.Function):
-    """sigmoid(x) y, which saves the sigmoid and the constant y."""
+def _slopes_of_gate(ctx, g):
+    gate, y = ctx.saved_tensors
+    return g * gate * (1 - gate) * y, g * gate
 
-    @staticmethod
-    def forward(ctx, x, y):
-        gate = x.sigmoid()
-        ctx.save_for_backward(gate, y)
-        return gate * y
 
-    @staticmethod
-    def backward(ctx, g):
-        gate, y = ctx.saved_tensors
-        return g * gate * (1 - gate) * y, g * gate
+# sigmoid(x) y, which saves the sigmoid and the constant y
+KeptGate = old_style("KeptGate", lambda x, y: (x.sigmoid() * y, x.sigmoid(), y), _slopes_of_gate)
 
 
 class ByConstant(torch.autograd.Function):
@@ -486,19 +480,11 @@ def test_closures_that_call_backward_reject_slope_kept_by_forward() -> None:
     _run_in_an_optimizer_step(hodiff.optim.AdaHessian, Masked, backward=True)
 
 
-class SquaredByTransforms(torch.autograd.Function):
-    @staticmethod
-    def forward(x, scale):
-        return scale * x**2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        x, scale = ctx.saved_tensors
-        return 2 * g * scale * x, None
+SquaredByTransforms = custom(
+    "SquaredByTransforms",
+    lambda x, scale: scale * x**2,
+    lambda ctx, g: (2 * g * ctx.saved_tensors[1] * ctx.saved_tensors[0], None),
+)
 
 
 @pytest.mark.parametrize("kind", [hodiff.optim.AdaHessian, hodiff.optim.SophiaH, hodiff.optim.NewtonCG])
@@ -513,23 +499,16 @@ def test_closures_that_call_transforms_are_supported(kind: Any) -> None:
     assert (x.detach() - X).sign().tolist() == (-X).sign().tolist()
 
 
-class KeptExponential(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, z):
-        ctx.save_for_backward(z, z.detach().exp())
-        return z.exp() + z**3
-
-    @staticmethod
-    def backward(ctx, g):
-        z, kept = ctx.saved_tensors
-        return g * (kept + 3 * z**2).conj()
+def exponential(z):
+    return z.exp() + z**3, z, z.detach().exp()
 
 
-class Exponential(KeptExponential):
-    @staticmethod
-    def backward(ctx, g):
-        z, _ = ctx.saved_tensors
-        return g * (z.exp() + 3 * z**2).conj()
+KeptExponential = old_style(
+    "KeptExponential", exponential, lambda ctx, g: g * (ctx.saved_tensors[1] + 3 * ctx.saved_tensors[0] ** 2).conj()
+)
+Exponential = old_style(
+    "Exponential", exponential, lambda ctx, g: g * (ctx.saved_tensors[0].exp() + 3 * ctx.saved_tensors[0] ** 2).conj()
+)
 
 
 # ((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, the size of the steps of differences

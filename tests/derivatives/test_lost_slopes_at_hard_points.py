@@ -178,16 +178,12 @@ def test_new_branch_dtype_or_argument_is_checked_again() -> None:
         hodiff.hvp(lambda x: f(x).sum(), X.float(), V.float())
 
 
-class ByMean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x.square() * w.mean()
+def _slopes_by_mean(ctx, g):
+    x, w = ctx.saved_tensors
+    return 2 * g * x * w.mean().detach(), (g * x.square()).sum().expand_as(w) / len(w)
 
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        return 2 * g * x * w.mean().detach(), (g * x.square()).sum().expand_as(w) / len(w)
+
+ByMean = old_style("ByMean", lambda x, w: (x.square() * w.mean(), x, w), _slopes_by_mean)
 
 
 def test_parameter_that_requires_grad_later_is_checked_again() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from custom_functions import old_style
 
 import hodiff
 from hodiff.errors import RouteError
@@ -12,27 +13,17 @@ X = torch.tensor([0.5, -1.2], dtype=torch.float64)
 V = torch.tensor([1.0, 2.0], dtype=torch.float64)
 
 
-class Weighted(torch.autograd.Function):
-    """x² cos w, whose backward treats cos w as a constant."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w, w.cos())
-        return x.square() * w.cos()
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w, cosine = ctx.saved_tensors
-        return 2 * g * x * cosine, -g * x.square() * w.sin()
+def of_weight(x, w):
+    return x.square() * w.cos(), x, w, w.cos()
 
 
-class Right(Weighted):
-    """x² cos w, whose backward recomputes cos w."""
+def slopes(g, x, w, cosine):
+    return 2 * g * x * cosine, -g * x.square() * w.sin()
 
-    @staticmethod
-    def backward(ctx, g):
-        x, w, _ = ctx.saved_tensors
-        return 2 * g * x * w.cos(), -g * x.square() * w.sin()
+
+# x² cos w, whose backward treats cos w as a constant, or recomputes it
+Weighted = old_style("Weighted", of_weight, lambda ctx, g: slopes(g, *ctx.saved_tensors))
+Right = old_style("Right", of_weight, lambda ctx, g: slopes(g, *ctx.saved_tensors[:2], ctx.saved_tensors[1].cos()))
 
 
 def _weight() -> torch.Tensor:

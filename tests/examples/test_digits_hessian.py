@@ -1,33 +1,18 @@
 """The example, run as a script with smaller settings."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from example_process import example_process
 
 import hodiff
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 def test_script_runs_and_saves_the_figure(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "spectra.png"
-    run = subprocess.run(
-        [
-            *(sys.executable, "-W", "error::UserWarning", "examples/digits_hessian.py"),
-            *("--hidden", "2", "--steps", "20", "--output", figure, "--no-progress"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    run = example_process("digits_hessian", "--hidden", "2", "--steps", "20", "--output", figure, "--no-progress")
     assert run.returncode == 0, run.stderr
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert str(figure) in run.stdout

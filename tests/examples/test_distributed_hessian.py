@@ -1,32 +1,22 @@
 """The example on one rank and on two ranks prints the same eigenvalues."""
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from example_process import example_process
 from sklearn.datasets import load_digits
 
-ROOT = Path(__file__).resolve().parents[2]
 ALONE = (sys.executable,)
 TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def eigenvalues(launcher: tuple[str, ...], ranks: str) -> list[str]:
-    run = subprocess.run(
-        [*launcher, "examples/distributed_hessian.py", "--images", "41", "--hidden", "3", "--batch", "10"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    options = ("--images", "41", "--hidden", "3", "--batch", "10")
+    run = example_process("distributed_hessian", *options, launcher=launcher)
     assert run.returncode == 0, run.stderr
     assert f"41 images on {ranks}, 235 parameters" in run.stdout
     return re.findall(r"\d+\.\d{9}", run.stdout)

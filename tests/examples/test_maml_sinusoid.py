@@ -1,26 +1,15 @@
 """The example, run as a script with fewer steps."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from example_process import example_process
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "examples/maml_sinusoid.py", *arguments, "--no-progress"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return example_process("maml_sinusoid", *arguments, "--no-progress")
 
 
 @pytest.mark.slow

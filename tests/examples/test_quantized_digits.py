@@ -1,26 +1,14 @@
 """The example, run as a script with smaller settings."""
 
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from example_process import example_process
 
 
 def run(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "examples/quantized_digits.py", *options, "--no-progress"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return example_process("quantized_digits", *options, "--no-progress")
 
 
 def accuracies(table: str) -> list[float]:

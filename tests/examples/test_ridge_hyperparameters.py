@@ -1,26 +1,13 @@
 """The example, run as a script with fewer steps."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from example_process import example_process
 
 
 def run(*options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "examples/ridge_hyperparameters.py", *options, "--no-progress"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = example_process("ridge_hyperparameters", *options, "--no-progress")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -12,9 +12,9 @@ from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from hodiff.derivatives.capture.graph_trace import trace
 from hodiff.derivatives.capture.reads import CONDITIONS
 from hodiff.derivatives.capture.refusals import VectorReadError
-from hodiff.derivatives.capture.trace import trace
 from hodiff.kernels.narrow import NARROW
 from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.plot.derivatives_by_route import routes
 from hodiff.plot.gradient_flow import gradient_flow
-from hodiff.plot.routes import routes
 from hodiff.plot.straight_through import straight_through
 from hodiff.plot.typed_rules import typed_function, typed_map
 from hodiff.plot.widgets.panel import Panel, ipywidgets, line

@@ -114,7 +114,7 @@ def dynamic_order(
     rising: bool,
     least: bool,
 ) -> Array:
-    """Order vertices so that the one with the least or the largest current degree is next; see `orders.py`."""
+    """Order vertices so that the one with the least or the largest current degree is next; see `vertex_orders.py`."""
     near, n = _near(graph, rows), len(degrees)
     current = [0] * n if rising else degrees.tolist()
     # Dictionaries keep the order of insertion, and popitem returns the last item.

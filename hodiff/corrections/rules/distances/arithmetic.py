@@ -1,4 +1,4 @@
-"""Arithmetic and elementwise functions of tensors $E + O n$ that are computed from a length n (`squares.py`)."""
+"""Arithmetic and elementwise functions of tensors $E + O n$ that are computed from a length n (`lengths.py`)."""
 
 from __future__ import annotations
 
