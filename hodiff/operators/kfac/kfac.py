@@ -49,14 +49,14 @@ class KFACOperator(LayeredOperator):
     sharing, and for all examples if the model is linear in its inputs and the loss squared. Over `data`, A and B do
     not depend on how the examples are cut into batches; "monte-carlo" draws other targets for another cut.
 
-    Layers: `Linear`, and `Conv1D` of `transformers`; `Conv1d`, `Conv2d` and `Conv3d`, with separate factors for each group of channels;
-    `Embedding`, whose A is diagonal and computed as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in
-    eval mode) and `InstanceNorm`, for which the exact block is used, or its diagonal. A separate bias has A = 1. Layers
-    are hooked, so the model has to be a module that calls them. Places that the loss ignores, such as padding, count in
-    A only if the loss of other places depends on them; a loss that is not one of torch's ignores outputs that none of
-    its columns reaches. If a layer is called on one chunk of the examples after another, the calls count as one;
-    otherwise calls share the same examples. The factors are computed on first use. If the parameters were
-    changed in place since, products raise an error; `at` computes new factors.
+    Layers: `Linear`, and `Conv1D` of `transformers`; `Conv1d`, `Conv2d` and `Conv3d`, with separate factors for each
+    group of channels; `Embedding`, whose A is diagonal and computed as for "expand"; `LayerNorm`, `RMSNorm`,
+    `GroupNorm`, `BatchNorm` (in eval mode) and `InstanceNorm`, for which the exact block is used, or its diagonal. A
+    separate bias has A = 1. Layers are hooked, so the model has to be a module that calls them. Places that the loss
+    ignores, such as padding, count in A only if the loss of other places depends on them; a loss that is not one of
+    torch's ignores outputs that none of its columns reaches. If a layer is called on one chunk of the examples after
+    another, the calls count as one; otherwise calls share the same examples. The factors are computed on first use.
+    If the parameters were changed in place since, products raise an error; `at` computes new factors.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first
