@@ -15,6 +15,7 @@ from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
 from hodiff.corrections.rules.distances.lengths import receiver_of_a_kink
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.distributed.regathering import free_gathered
 from hodiff.errors import RouteError
 from hodiff.graphs import coarsest_eps, cotangent_bytes
 from hodiff.recompute.recording import Recording
@@ -139,7 +140,9 @@ class RecordedGradient:
     ) -> tuple[Tensor | None, ...]:
         if not outputs:
             return (None,) * len(primals)
-        return gradients_of(outputs, primals, cotangents, keep=retain_graph or self.connected, graph=self.connected)
+        found = gradients_of(outputs, primals, cotangents, keep=retain_graph or self.connected, graph=self.connected)
+        free_gathered()
+        return found
 
 
 def recorded_value(

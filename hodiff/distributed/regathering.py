@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -66,11 +67,22 @@ class _Graph:
             while len(self._near) >= _KEPT:
                 self._near.popitem(last=False)
             self._near[source] = source.gathered()
+            _holding.add(self)
             self.know(self._near[source], source)
         return self._near[source].as_strided(*form)
 
     def forget(self) -> None:
         self._near.clear()
+
+
+# Graphs that hold gathered tensors.
+_holding: WeakSet[_Graph] = WeakSet()
+
+
+def free_gathered() -> None:
+    """Free the gathered tensors that a pass through a graph has left in memory."""
+    while _holding:
+        _holding.pop().forget()
 
 
 _graph: ContextVar[_Graph | None] = ContextVar("graph", default=None)

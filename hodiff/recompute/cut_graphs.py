@@ -22,6 +22,7 @@ from hodiff.recompute.slopes import (
     kept_tensors,
     materialized,
 )
+from hodiff.torch_internals.autograd.grad_mode import set_tangents
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
@@ -263,7 +264,10 @@ def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tens
     output = output if output.layout is torch.strided else output.to_dense()
     # Leaves cannot be made inside of a transform; this seed is in the graph through a branch that is never chosen.
     ones = torch.ones_like(output)
-    seed = torch.where(ones.real > 0, ones, output)
+    # The gradient that follows has a seed without tangent. Torch gives the tangent of a float32 scalar times a Python
+    # number in float64.
+    with set_tangents(False):
+        seed = torch.where(ones.real > 0, ones, output)
     with refusing_cuts(nodes, operands):
         torch.autograd.grad(output, operands, seed, create_graph=True, allow_unused=True)
 

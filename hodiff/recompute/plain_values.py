@@ -32,7 +32,7 @@ class PlainValues:
     """
 
     def __init__(self) -> None:
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], set[Any] | None]] = []
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], dict[Any, None] | None]] = []
         self._lists: list[tuple[list[Any], dict[int, Any], int]] = []
         self._arrays: list[tuple[np.ndarray, int]] = []
         self._others: list[tuple[_Other, list[Any]]] = []
@@ -40,7 +40,7 @@ class PlainValues:
     def keep(self, value: Any) -> None:
         """Remember the values in an object."""
         if isinstance(value, dict):
-            self._dicts.append((value, self._plain(value.items()), set(value)))
+            self._dicts.append((value, self._plain(value.items()), dict.fromkeys(value)))
         elif isinstance(value, list):
             self._lists.append((value, self._plain(enumerate(value)), len(value)))
         elif isinstance(value, (deque, set)):
@@ -93,11 +93,15 @@ class PlainValues:
             if len(items) < length:
                 raise changed_since(name, f"a list of {length} that has {len(items)} entries now")
         others = [(value, first, [*value]) for value, first in self._others]
+        # Hooks run in the order of their entries.
+        orders = [(held, [*keys], [*held]) for held, _, keys in self._dicts if keys is not None and [*held] != [*keys]]
         try:
             for value, first, now in others:
                 _fill(value, now, first)
             tails += [(items, items[length:]) for items, _, length in self._lists if len(items) > length]
             undo += self._as_first()
+            for held, first, _ in orders:
+                _reorder(held, first)
             yield
         finally:
             for value, _, now in others:
@@ -111,6 +115,8 @@ class PlainValues:
                     held.pop(key, None)
                 else:
                     held[key] = value
+            for held, _, now in orders:
+                _reorder(held, now)
 
     def _as_first(self) -> Iterator[tuple[Any, Any, Any]]:
         """Restore everything to what the first run found; yield what was there instead."""
@@ -131,6 +137,14 @@ def _fill(value: _Other, now: list[Any], wanted: list[Any]) -> None:
     value.clear()
     for each in wanted:
         value.append(each) if isinstance(value, deque) else value.add(each)
+
+
+def _reorder(held: dict[Any, Any], keys: list[Any]) -> None:
+    """Put the entries of a dict in the order of its keys."""
+    if [*held] != keys:
+        for key in keys:
+            if key in held:
+                held[key] = held.pop(key)
 
 
 def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:

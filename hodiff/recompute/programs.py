@@ -216,10 +216,11 @@ class Pushforward(_Derivative):
             return tuple(each for each in outputs if is_differentiable(each))
 
         moving = [point[i] for i in self.moving]
+        # torch promotes the tangent of a float32 scalar times a Python number to float64.
+        tangents = tuple(t.to(x.dtype) for t, x in zip(tangents, moving, strict=True))
         if in_dual_level():
             return _push_dual(restricted, moving, tangents)
-        outputs, pushed = forward_pass(restricted, tuple(moving), tuple(tangents))
-        # torch promotes the tangent of a float32 scalar times a Python number to float64.
+        outputs, pushed = forward_pass(restricted, tuple(moving), tangents)
         return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
 
 
@@ -232,7 +233,7 @@ def _users_function(program: Program) -> Any:
 
 def _push_dual(function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors) -> tuple[Tensor, ...]:
     with set_tangents(True):
-        duals = [forward_ad.make_dual(x, t.to(x.dtype)) for x, t in zip(moving, tangents, strict=True)]
+        duals = [forward_ad.make_dual(x, t) for x, t in zip(moving, tangents, strict=True)]
         pairs = [forward_ad.unpack_dual(each) for each in function(*duals)]
         return tuple(torch.zeros_like(y) if t is None else t.clone() for y, t in pairs)
 

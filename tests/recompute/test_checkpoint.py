@@ -217,6 +217,19 @@ def test_autocast_is_restored():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_float32_scalars_times_python_numbers(route):
+    """Forward mode of torch gives their tangents in float64."""
+
+    def f(w, x, call):
+        return 0.3 * call(lambda h: (h @ w).tanh(), x).mean() ** 2
+
+    w, v, x = torch.randn(3, 4), torch.randn(3, 4), torch.randn(5, 3)
+    found = hodiff.hvp(f, w, v, x, checkpoint, route=route)
+    truth = hodiff.hvp(f, w.double(), v.double(), x.double(), lambda inner, h: inner(h))
+    torch.testing.assert_close(found, truth.float(), rtol=1e-5, atol=1e-7)
+
+
 def test_torch_function_modes_are_restored():
     """A function mode that is active in the forward pass is active in the recomputation."""
 
@@ -286,6 +299,20 @@ def test_recomputation_uses_the_state_of_the_first_run(monkeypatch):
             f.training, f.inner.training, vars(f).get("number"), f.act, list(f.items), dict(f.table), FACTOR
         ]  # fmt: skip
         monkeypatch.undo()
+
+
+def test_hooks_of_the_first_run_are_called_in_their_order():
+    module = nn.Identity()
+    doubled = module.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    added = module.register_forward_pre_hook(lambda _, args: (1 + args[0],))
+    x = torch.tensor(3.0, requires_grad=True)
+    y = checkpoint(lambda u: module(u) ** 3, x)
+    doubled.remove()
+    module.register_forward_pre_hook(lambda _, args: (args[0] - 5,))
+    before = list(module._forward_pre_hooks)
+    torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.tensor(6.0 * 7**2))
+    assert list(module._forward_pre_hooks) == before
+    assert before[0] == added.id
 
 
 def test_counter_counts_the_first_run_only():

@@ -55,8 +55,8 @@ class KFACOperator(LayeredOperator):
     separate bias has A = 1. Layers are hooked, so the model has to be a module that calls them. Places that the loss
     ignores, such as padding, count in A only if the loss of other places depends on them; a loss that is not one of
     torch's ignores outputs that none of its columns reaches. If a layer is called on one chunk of the examples after
-    another, the calls count as one; otherwise calls share the same examples. The factors are computed on first use. If
-    the parameters were changed in place since, products raise an error; `at` computes new factors.
+    another, the calls count as one; otherwise calls share the same examples. The factors are computed on first use.
+    If the parameters were changed in place since, products raise an error; `at` computes new factors.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first

@@ -13,6 +13,7 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.distributed.regathering import free_gathered
 from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
@@ -103,10 +104,14 @@ class RecordedModel:
         return _filled(pull_batch(self._pull, cotangents), self._primals, cotangents[0].shape[0])
 
     def _push(self, *tangents: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients_of(self._pulled, self._cotangents, tangents, keep=True)
+        found = gradients_of(self._pulled, self._cotangents, tangents, keep=True)
+        free_gathered()
+        return found
 
     def _pull(self, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients_of(self._outputs, self._primals, cotangents, keep=True)
+        found = gradients_of(self._outputs, self._primals, cotangents, keep=True)
+        free_gathered()
+        return found
 
 
 def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:

@@ -153,21 +153,29 @@ class SumsOverBatches(LinearOperator):
         if batches is None and self.process_group is None and (alone := self._kept.alone) is not None:
             return product(alone)
         total: Tensor | None = None
-        sizes = Size()
+        sizes, count = Size(), 0
         for linearization, size in self._kept.each(self._at) if batches is None else batches:
             # Products of 16-bit leaves are joined as float32, and so are summed in float32.
             one = product(linearization)
-            weight = size.weight
             if total is None:
-                total = one if weight == 1.0 else weight * one
+                total = one
             else:
-                total.add_(one, alpha=weight)
+                if count == 1 and sizes.weight != 1.0:
+                    total = sizes.weight * total
+                total.add_(one, alpha=size.weight)
             sizes += size
-            del linearization
+            count += 1
+            del linearization, one
         if total is None:
             # A rank without data must take part, because the other ranks wait for it.
             total = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        if self._joint is None or not self._joint.is_sum:
+        alone = self.process_group is None or (self._joint is not None and self._joint.is_sum)
+        if count == 1:
+            if alone and self.batches.reduction == "mean" and sizes.divisor:
+                # The mean over a single batch.
+                return total
+            total = total if sizes.weight == 1.0 else sizes.weight * total
+        if not alone:
             total, sizes = sum_over_ranks(total, sizes, self.process_group)
         if not sizes.divisor:
             raise self.batches.empty()
