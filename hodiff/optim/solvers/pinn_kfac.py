@@ -72,8 +72,8 @@ class PINNKFAC(ResidualOptimizer):
         >>> inside = 3.14159 * torch.rand(50, 1).double()
         >>> ends = torch.tensor([[0.0], [3.14159]]).double()
         >>> optimizer = hodiff.optim.PINNKFAC(model, damping=1e-4)
-        >>> losses = [optimizer.step((equation, inside), (u, ends)).item() for _ in range(50)]
-        >>> losses[-1] < 1e-3 * losses[0]
+        >>> losses = [optimizer.step((equation, inside), (u, ends)).item() for _ in range(20)]
+        >>> losses[-1] < 1e-2 * losses[0]
         True
 
     Source: F. Dangel, J. Müller & M. Zeinhofer, "Kronecker-factored approximate curvature for physics-informed neural
