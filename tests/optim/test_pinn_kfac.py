@@ -286,6 +286,8 @@ def test_errors_name_the_argument():
         optimizer.step()
     with pytest.raises(hodiff.InputError, match=r"without random numbers"):
         optimizer.step((lambda x: nn.functional.dropout(net(x)), points(4)))
+    with pytest.raises(hodiff.InputError, match="depend on the model's parameters"):
+        optimizer.step((lambda x: net(x).detach() + 1, points(4)))
     with pytest.raises(hodiff.InputError, match="finite"):
         optimizer.step((lambda x: net(x) / 0, points(4)))
     with pytest.raises(hodiff.InputError, match="damping with which the factors are positive definite"):

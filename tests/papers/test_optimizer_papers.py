@@ -77,6 +77,13 @@ def test_dangel_methods_lower_the_loss(quick: Quick) -> None:
         assert all(min(curve["loss"]) < 0.9 * curve["loss"][0] for curve in curves.values())
 
 
+@pytest.mark.papers
+def test_goldshlager_steps_are_those_of_stochastic_reconfiguration(quick: Quick) -> None:
+    data = quick("goldshlager-2024-spring")["data"]
+    assert data["apart"] < 1e-8
+    assert set(data["errors"]) == {"SPRING", "MinSR"}
+
+
 def test_urban_five_point_scheme_matches_kronecker_matrix(script: Script) -> None:
     n = 8
     line = 2 * torch.eye(n - 1, dtype=torch.float64) - torch.eye(n - 1, dtype=torch.float64).roll(1, 0).tril()

@@ -150,8 +150,8 @@ class SumsOverBatches(LinearOperator):
         Returns:
             The sum or the mean.
         """
-        if batches is None and self.process_group is None and (alone := self._kept.alone) is not None:
-            return product(alone)
+        if batches is None and self.process_group is None and (kept := self._kept.alone) is not None:
+            return product(kept)
         total: Tensor | None = None
         sizes, count = Size(), 0
         for linearization, size in self._kept.each(self._at) if batches is None else batches:

@@ -7,7 +7,7 @@ these vectors is a use of the weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,52 @@ class Uses:
     def products(self, matrix: Tensor) -> Tensor:
         """Differentiate the residuals along a matrix (p, q); (N, k)."""
         return torch.einsum("knsp,pq,nsq->nk", self.gradients, matrix, self.inputs)
+
+
+@dataclass(frozen=True)
+class UsedTerm:
+    """A term at the parameters, scaled by the root of its number of points.
+
+    Attributes:
+        residuals: Residuals (N, k).
+        uses: Uses of the layers on which they depend.
+        gradients: Gradients of half the sum of squares.
+    """
+
+    residuals: Tensor
+    uses: dict[nn.Linear, Uses]
+    gradients: dict[Tensor, Tensor]
+
+    @classmethod
+    def joined(cls, parts: Sequence[UsedTerm]) -> UsedTerm:
+        """Join the terms of chunks of points."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        uses = {layer: Uses.joined([each.uses[layer] for each in parts]) for layer in first.uses}
+        gradients = {p: torch.stack([each.gradients[p] for each in parts]).sum(0) for p in first.gradients}
+        return cls(torch.cat([each.residuals for each in parts]), uses, gradients)
+
+    def along(self, way: dict[nn.Linear, Tensor]) -> Tensor:
+        """Differentiate the residuals along a step, a matrix for each layer; (N k,)."""
+        found = torch.zeros_like(self.residuals)
+        for layer, uses in self.uses.items():
+            found += uses.products(way[layer])
+        return found.reshape(-1)
+
+
+def matrix_of(layer: nn.Linear, of: Mapping[Tensor, Tensor]) -> Tensor:
+    """Join the tensors of weight and bias to the matrix (p, q) of a layer."""
+    return of[layer.weight] if layer.bias is None else torch.cat([of[layer.weight], of[layer.bias][:, None]], 1)
+
+
+def split_matrices(matrices: Mapping[nn.Linear, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the parameters of layers with their parts of the matrices."""
+    for layer, matrix in matrices.items():
+        width = layer.weight.shape[1]
+        yield layer.weight, matrix[:, :width]
+        if layer.bias is not None:
+            yield layer.bias, matrix[:, width]
 
 
 @dataclass
