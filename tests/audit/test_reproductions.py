@@ -152,6 +152,12 @@ def test_report_compares_every_route():
     assert any(line.endswith("WRONG") for line in broken)
 
 
+def test_values_without_differences_are_not_called_wrong():
+    lines = list(standalone.report(lambda t: torch.log(t - 1), 2))
+    assert lines[0].startswith("order 1: nan")
+    assert not any("WRONG" in line for line in lines)
+
+
 def test_routes_have_their_modes():
     f = torch.func.grad
     for route in ("reverse", "forward", "reverse-over-forward", "forward-over-reverse"):
