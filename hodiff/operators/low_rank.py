@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,9 +86,9 @@ class LowRankPlusDiagonalOperator(LinearOperator):
 
     def damped(self, damping: Any) -> Any:
         r"""Return the operator $A + \lambda I$, of the same kind if the damping is a number."""
-        if isinstance(damping, Tensor):
-            return super().damped(cast(float, damping))
-        return self._with(self.entries + damping, self.factors, self.core)
+        if not isinstance(damping, Real):
+            return super().damped(damping)
+        return self._with(self.entries + float(damping), self.factors, self.core)
 
     def inverse(self, method: str = "exact", *, damping: float = 0.0, **options: Any) -> Any:
         r"""Return the inverse of $A + \lambda I$, which is of the same kind.
