@@ -36,6 +36,8 @@ def calculator(model: Any, *, chunk_size: int | str | None = "auto") -> HessianC
             - a `MACECalculator` of MACE;
             - a model of TorchANI, such as `torchani.models.ANI2x()`, or its ASE calculator;
             - a model of TorchMD-Net with energies in eV;
+            - a `NequIPCalculator` of an eager NequIP model, or an `SpkCalculator` of SchNetPack;
+            - a model of torch-sim;
             - a function `(positions, cell, atoms)` that returns the energy in eV: positions (N, 3) and cell (3, 3) are
               tensors in Å that it must use for what is differentiated; it may read species, flags and neighbour lists
               from the `ase.Atoms`. Tensors have the dtype of its parameters if it is a module, else float64.

@@ -31,7 +31,7 @@ def sparse_hessian(
     cell: Tensor | None = None,
     *,
     free: Atoms = None,
-    method: str = "star",
+    method: str = "acyclic",
     format: str = "csr",
     chunk_size: int | str | None = "auto",
 ) -> Any:
@@ -50,8 +50,8 @@ def sparse_hessian(
             embedded atoms and TorchANI, and 2 L times the cutoff for L layers of messages, as in MACE.
         cell: Lattice vectors as rows, (3, 3), of a periodic crystal; rows of zeros for directions without period.
         free: Atoms that move, as in `hessian`.
-        method: "star" or "acyclic", the method of coloring of `hodiff.sparse.hessian`: "acyclic" needs about half as
-            many products and has more rounding.
+        method: "acyclic" or "star", the method of coloring of `hodiff.sparse.hessian`: "star" reads all entries from
+            the products, without substitution, and needs up to twice as many.
         format: "csr" or "coo" for a sparse tensor, or "scipy" for a `csr_array`.
         chunk_size: Number of products that are computed together, as in `hessian`.
 

@@ -186,6 +186,16 @@ def test_network_against_differences_of_forces(x: Tensor, activation: Callable[[
 
 
 @pytest.mark.slow
+def test_compiled_models_are_differentiated(x: Tensor) -> None:
+    """Torch itself refuses the second derivative of what its compiler made."""
+    torch.manual_seed(0)
+    model = Network(torch.tanh).double()
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x)
+    assert near(hodiff.atoms.hessian(compiled, x), hodiff.atoms.hessian(model, x))
+
+
+@pytest.mark.slow
 def test_compiled_products(x: Tensor, exact: Tensor) -> None:
     assert near(hodiff.atoms.hessian(lennard_jones, x, compile=True), exact)
     found = hodiff.atoms.hessian(lennard_jones, x, rows=[5, 1], free=[1, 2, 5], compile=True)

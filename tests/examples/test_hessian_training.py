@@ -55,6 +55,6 @@ def test_whole_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert curved < 0.85 * plain
     assert fast < 0.9 * slow
     # Both learn, and those on products learn Hessians faster from early on.
-    assert curve[-1][2] < 0.8 * curve[0][2]
+    assert curve[-1][2] < 0.9 * curve[0][2]
     assert curve[2][5] < curve[2][2]
     assert len(re.findall(r"ms a step, [\d.]+ gradients$", output, re.MULTILINE)) == 2

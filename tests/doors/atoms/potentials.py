@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 
-def mace_calculator(dtype: str = "float64", channels: int = 8, elements: tuple[int, ...] = (1, 6, 8, 13)) -> Any:
+def mace_calculator(
+    dtype: str = "float64", channels: int = 8, elements: tuple[int, ...] = (1, 6, 8, 13), layers: int = 2
+) -> Any:
     # The file of constants of e3nn 0.4.4, which mace-torch requires, has a slice.
     torch.serialization.add_safe_globals([slice])
     from e3nn import o3
@@ -23,7 +25,7 @@ def mace_calculator(dtype: str = "float64", channels: int = 8, elements: tuple[i
             max_ell=2,
             interaction_cls=modules.interaction_classes["RealAgnosticResidualInteractionBlock"],
             interaction_cls_first=modules.interaction_classes["RealAgnosticResidualInteractionBlock"],
-            num_interactions=2,
+            num_interactions=layers,
             num_elements=len(elements),
             hidden_irreps=o3.Irreps(f"{channels}x0e + {channels}x1o"),
             MLP_irreps=o3.Irreps("16x0e"),

@@ -113,7 +113,7 @@ def test_stress_of_a_crystal() -> None:
 def test_unknown_models(model: object) -> None:
     atoms = molecule("H2")
     atoms.calc = calculator(model)
-    with pytest.raises(hodiff.InputError, match="model: expected a model of mace, torchani"):
+    with pytest.raises(hodiff.InputError, match="model: expected a model of torch_sim, mace, torchani"):
         atoms.get_potential_energy()
 
 
