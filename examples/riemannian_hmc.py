@@ -226,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the integrator's order, and sample by both methods."""
     parser = argparse.ArgumentParser(description="Riemannian Hamiltonian Monte Carlo on Neal's funnel.")
     parser.add_argument("--chains", type=int, default=50, help="number of chains")
-    parser.add_argument("--transitions", type=int, default=16, help="number of transitions after a quarter for warm-up")
+    parser.add_argument(
+        "--transitions", type=int, default=16, help="number of transitions, after half as many for warm-up"
+    )
     parser.add_argument("--quick", action="store_true", help="use 10 chains and 4 transitions")
     parser.add_argument("--output", type=Path, default=Path("figures/riemannian_hmc.png"), help="path of the figure")
     options = parser.parse_args(arguments)
@@ -237,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"step size {size:g}: energy error {error:.2e}")
     chains, transitions = (10, 4) if options.quick else (options.chains, options.transitions)
     ways = {
-        "Riemannian metric": lambda: sample(chains, transitions, transitions // 4, 0.25, 8),
-        "constant metric": lambda: sample_plainly(chains, 10 * transitions, 10 * transitions // 4, 0.1, 100),
+        "Riemannian metric": lambda: sample(chains, transitions, transitions // 2, 0.25, 8),
+        "constant metric": lambda: sample_plainly(chains, 10 * transitions, 5 * transitions, 0.1, 100),
     }
     results = {}
     print(f"\n{'':20}{'accepted':>10}{'mean of v':>20}{'mean of v^2':>20}{'seconds':>10}")
