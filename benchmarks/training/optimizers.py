@@ -9,7 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hodiff.optim import KFAC, SOAP, AdaHessian, HessianFree, LayerwiseGaussNewton, Shampoo, SophiaG, SophiaH
+from hodiff.optim import (
+    KFAC,
+    KLSOAP,
+    SOAP,
+    AdaHessian,
+    HessianFree,
+    KLShampoo,
+    LayerwiseGaussNewton,
+    Muon,
+    Shampoo,
+    SophiaG,
+    SophiaH,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[nn.Module, Any, Loss, Tensor, Tensor], object]
@@ -61,6 +73,9 @@ OPTIMIZERS = {
     "`SophiaG`": Row(lambda model, lr: SophiaG(model.parameters(), lr)),
     "`Shampoo`": Row(lambda model, lr: Shampoo(model.parameters(), lr)),
     "`SOAP`": Row(lambda model, lr: SOAP(model.parameters(), lr)),
+    "`KLShampoo`": Row(lambda model, lr: KLShampoo(model.parameters(), lr)),
+    "`KLSOAP`": Row(lambda model, lr: KLSOAP(model.parameters(), lr)),
+    "`Muon`": Row(lambda model, lr: Muon(model.parameters(), lr)),
     "`KFAC`": Row(lambda model, lr: KFAC(model.parameters(), lr)),
     # Chosen after short runs of these tasks.
     "`KFAC`, `kl_clip=3e-5`": Row(lambda model, lr: KFAC(model.parameters(), lr, kl_clip=3e-5)),

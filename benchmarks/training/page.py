@@ -94,7 +94,9 @@ def draw(parts: dict[str, dict[str, Any]], directory: Path) -> None:
     """Plot the losses of every task against steps and against seconds."""
     figure = Figure(figsize=(11, 3.4 * len(parts)), layout="constrained")
     rows = figure.subplots(len(parts), 2, squeeze=False, sharey="row")
-    colors = dict(zip(OPTIMIZERS, [*(f"C{i}" for i in range(10)), "black", "gold"], strict=True))
+    colors = dict(
+        zip(OPTIMIZERS, [*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime", "crimson"], strict=True)
+    )
     for axes_of, (title, found) in zip(rows, parts.items(), strict=True):
         for axes, clock in zip(axes_of, ("steps", "seconds"), strict=True):
             for name, run in found.items():

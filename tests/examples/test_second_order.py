@@ -63,6 +63,7 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "hessian_training": lambda example: example.check(),
     "molecular_vibrations": lambda example: example.check(),
     "ridge_hyperparameters": ridge,
+    "riemannian_hmc": lambda example: example.check(),
     "trajectory": lambda example: example.check(),
     "variational_monte_carlo": lambda example: example.check(),
     "vibrational_modes": lambda example: example.check(),
@@ -80,6 +81,7 @@ SLOW = {
     "maml_sinusoid",
     "ode_taylor",
     "pinn_poisson",
+    "riemannian_hmc",
     "sine_gordon_100d",
 }
 # These examples check within their run, which their slow tests read.

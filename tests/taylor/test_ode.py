@@ -1,6 +1,8 @@
 """Tests of ODE solutions by Taylor series, against closed forms, mpmath's series and solutions, and SciPy; refusals."""
 
 import math
+import weakref
+from functools import partial
 
 import mpmath as mp
 import numpy as np
@@ -204,14 +206,15 @@ def test_kinks_reject_steps():
     torch.testing.assert_close(found.y[1], number(2 + 1 + math.cos(5.0)), rtol=1e-6, atol=0)
 
 
-def test_gradients_match_closed_forms():
+@pytest.mark.parametrize("checkpoint", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_match_closed_forms(checkpoint):
     """Derivatives by y0, r, t and t0, and a second one, match y = 1 / (1 + (1/y0 - 1) exp(-r t))."""
 
     def solution(y0, r, t):
         return 1 / (1 + (1 / y0 - 1) * torch.exp(-r * (t[1:] - t[0])))
 
     def integrated(y0, r, t):
-        return odeint_taylor(lambda t, y: r * y * (1 - y), y0, t, **TIGHT)[1:]
+        return odeint_taylor(lambda t, y: r * y * (1 - y), y0, t, **TIGHT, checkpoint=checkpoint)[1:]
 
     given = [each.requires_grad_() for each in (number(0.2), number(1.3), torch.tensor([0.5, 1.0, 2.0], dtype=D))]
     weights = torch.tensor([1.0, 2.0], dtype=D)
@@ -220,6 +223,58 @@ def test_gradients_match_closed_forms():
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-11)
     twice = torch.autograd.grad(found[1], given)
     torch.testing.assert_close(twice, torch.autograd.grad(right[1], given), rtol=1e-8, atol=1e-10)
+
+
+class Saved:
+    """A tensor that autograd saves."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def saved_bytes(run):
+    """Return the bytes that autograd keeps saved for the result of a function."""
+    saved = weakref.WeakSet()
+
+    def pack(x):
+        saved.add(kept := Saved(x))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.x):
+        result = run()
+    found = sum(each.x.numel() * each.x.element_size() for each in saved)
+    assert result.requires_grad
+    return found
+
+
+@pytest.mark.slow
+def test_checkpoints_give_the_same_derivatives_with_less_memory():
+    """Steps that are computed again have equal derivatives of two orders; only states are stored between them."""
+    t = torch.tensor([0.0, 0.05, 0.6, 1.0], dtype=D)
+    net = nn.Linear(2, 2).double()
+    given = [torch.tensor([1.0, -0.5], dtype=D).requires_grad_(), number(0.3).requires_grad_(), t.requires_grad_()]
+
+    def end(y0, r, t, checkpoint):
+        f = lambda t, y, r: net(y).tanh() - r * y * torch.cos(t)  # noqa: E731
+        return odeint_taylor(f, y0, t, r, order=8, step_size=0.3, checkpoint=checkpoint)
+
+    plain, again = (end(*given, each) for each in (False, True))
+    assert torch.equal(plain, again)
+    leaves = [*given, *net.parameters()]
+    weights = torch.linspace(1, 2, 8, dtype=D).view(4, 2)
+    first = [torch.autograd.grad((each * weights).square().sum(), leaves, create_graph=True) for each in (plain, again)]
+    torch.testing.assert_close(*first, rtol=1e-12, atol=1e-12)
+    second = [torch.autograd.grad(sum((each**2).sum() for each in found), leaves) for found in first]
+    torch.testing.assert_close(*second, rtol=1e-11, atol=1e-11)
+    moved = [
+        torch.func.jvp(lambda t: end(*given[:2], t, checkpoint), (given[2],), (given[2],))[1]
+        for checkpoint in (False, True)
+    ]
+    torch.testing.assert_close(*moved, rtol=1e-12, atol=1e-12)
+    # The state of random numbers takes 5 kB for each step, so states have to be large.
+    given[0] = torch.ones(2000, 2, dtype=D, requires_grad=True)
+    stored = [saved_bytes(partial(end, *given, checkpoint=each)) for each in (False, True)]
+    assert stored[1] < stored[0] / 50
 
 
 @pytest.mark.slow
@@ -362,6 +417,7 @@ WRONG = {
     "an order": ({"order": 0}, "order: expected an int of 1 or more"),
     "a fixed step alone": ({"step_size": 0.1}, "order: expected an int of 1 or more with a fixed step_size"),
     "a step": ({"step_size": -0.1, "order": 3}, "step_size: expected a positive finite number"),
+    "a series without memory": ({"checkpoint": True, "full_output": True}, "full_output: expected False with checkp"),
     "rtol": ({"rtol": 0.0}, "rtol: expected a positive finite number"),
     "atol": ({"atol": -1.0}, "atol: expected a positive finite number"),
 }

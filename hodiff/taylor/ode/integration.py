@@ -19,6 +19,7 @@ from hodiff.taylor.ode.field import bound_field, time_like
 from hodiff.taylor.ode.solution import OdeSolution
 from hodiff.taylor.ode.step_size import Tolerance, norm
 from hodiff.taylor.ode.stepping import Integration
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 @leave_inference_mode
@@ -89,6 +90,7 @@ def odeint_taylor(
     step_size: float | None = ...,
     max_steps: int = ...,
     full_output: Literal[True],
+    checkpoint: Literal[False] = ...,
     correct: bool = ...,
 ) -> OdeSolution: ...
 
@@ -105,6 +107,7 @@ def odeint_taylor(
     step_size: float | None = ...,
     max_steps: int = ...,
     full_output: Literal[False] = ...,
+    checkpoint: bool = ...,
     correct: bool = ...,
 ) -> PyTree: ...
 
@@ -121,6 +124,7 @@ def odeint_taylor(
     step_size: float | None = None,
     max_steps: int = 10_000,
     full_output: bool = False,
+    checkpoint: bool = False,
     correct: bool = True,
 ) -> PyTree | OdeSolution:
     r"""Solve $y' = f(t, y)$ by Taylor series of any order, in the manner of torchdiffeq's `odeint(func, y0, t)`.
@@ -136,7 +140,8 @@ def odeint_taylor(
     states between the ends of steps.
 
     Gradients of any order with respect to y0, parameters that `f` closes over, `args` and `t` go through the steps, by
-    `backward` or `torch.func`. Step sizes count as constants.
+    `backward` or `torch.func`. Step sizes count as constants. With `checkpoint`, derivatives by `backward` store one
+    state for each step, instead of the graph of its series.
 
     Args:
         f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
@@ -151,6 +156,9 @@ def odeint_taylor(
         step_size: Fixed size of all steps but the last; requires `order`, and ignores the tolerances.
         max_steps: Maximum number of steps, including rejected steps.
         full_output: Whether to return the states with statistics, and with the series for other times.
+        checkpoint: Whether derivatives compute the series of each step again, as `hodiff.functions.checkpoint` does,
+            instead of storing what they need of all steps. The integration runs once more, and once more for each order
+            of derivatives. Inside of `torch.func` transforms and of jets, nothing is computed again.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -176,7 +184,12 @@ def odeint_taylor(
     require_int(_CALLER, "order", order, 1, optional=True)
     require_number(_CALLER, "step_size", step_size, positive=True, finite=True, optional=True)
     require_int(_CALLER, "max_steps", max_steps, 1)
-    require_bools(_CALLER, full_output=full_output, correct=correct)
+    require_bools(_CALLER, full_output=full_output, checkpoint=checkpoint, correct=correct)
+    if checkpoint and full_output:
+        raise InputError(
+            f"{_CALLER}: full_output: expected False with checkpoint=True, which keeps no series, got True; pass the "
+            "times of all states in t."
+        )
     if step_size is not None and order is None:
         raise InputError(f"{_CALLER}: order: expected an int of 1 or more with a fixed step_size, got None.")
     field, leaves = bound_field(_CALLER, f, y0, args, correct)
@@ -184,7 +197,9 @@ def odeint_taylor(
     rounding = torch.finfo(tensor_of(leaves[0]).dtype).eps
     tolerance = Tolerance(rtol, atol, rounding)
     run = Integration(field, times, places, tolerance, order, step_size, max_steps, dense=full_output)
-    solution = run.solved(leaves)
+    # A checkpoint inside of a transform cannot tell the jets of a series from those of an outer pass.
+    stores = not checkpoint or in_transform() or any(isinstance(each, Jet) for each in (times, *leaves))
+    solution = run.solved(leaves) if stores else run.recomputed(leaves)
     return solution if full_output else solution.y
 
 

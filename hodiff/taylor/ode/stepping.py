@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hodiff.common.trees import unflatten
 from hodiff.errors import ConvergenceError, InputError
+from hodiff.recompute.checkpoint import checkpoint
 from hodiff.taylor.jets import tensor_of
 from hodiff.taylor.ode.field import Columns, Field
 from hodiff.taylor.ode.solution import OdeSolution, Step, evaluate, slopes
@@ -53,8 +55,8 @@ class Integration:
         count = 1
         while start < end:
             columns, h, y, slope = self._step(start, end, y, slope)
-            after = end if h >= end - start else start + h
-            reached = sum(place <= after for place in self.places[count:])
+            after = self._end_of(start, h)
+            reached = self._reached(count, after)
             if reached:
                 since = self.times[count : count + reached] - self.times[0] - self.sign * start
                 self.found.append(evaluate(columns, since))
@@ -63,6 +65,30 @@ class Integration:
             self.steps.append(Step(self.sign * start, self.sign * h, len(columns[0]) - 1, kept))
             start = after
         return self._solution()
+
+    def recomputed(self, y: list[Any]) -> OdeSolution:
+        """Integrate, and store only the states at the ends of steps for derivatives, which compute the series again."""
+        with torch.no_grad():
+            # Sizes and orders of steps are constants.
+            self.solved([tensor_of(each).detach() for each in y])
+        self.found, start, count = [[each[None] for each in y]], 0.0, 1
+        for step in self.steps:
+            after = self._end_of(start, abs(step.size))
+            reached = self._reached(count, after)
+            times = self.times[count : count + reached]
+            inner, y = checkpoint(partial(_series_step, self.field, step), self.times[0], times, *y)
+            self.found += [inner] * bool(reached)
+            start, count = after, count + reached
+        return self._solution()
+
+    def _end_of(self, start: float, h: float) -> float:
+        """Return the end of a step; the last step has exactly the last time's place."""
+        end = self.places[-1]
+        return end if h >= end - start else start + h
+
+    def _reached(self, count: int, after: float) -> int:
+        """Return how many times after the first `count` a step reaches."""
+        return sum(place <= after for place in self.places[count:])
 
     def _slope(self, place: float, y: Sequence[Any]) -> list[Any]:
         self.evaluations += 1
@@ -135,6 +161,13 @@ class Integration:
             _steps=self.steps,
             _spec=self.field.spec,
         )
+
+
+def _series_step(field: Field, step: Step, first: Any, times: Any, *y: Any) -> tuple[list[Any], list[Any]]:
+    """Return the states at some times, and at the end of a step, by the series of the step."""
+    slope = field.value(first + step.start, y)
+    columns = field.growing(first + step.start, y, slope, step.order)
+    return evaluate(columns, times - first - step.start) if len(times) else [], evaluate(columns, step.size)
 
 
 def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:

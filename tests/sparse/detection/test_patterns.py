@@ -234,6 +234,26 @@ def test_rejects_bad_arguments():
         hessian_pattern(lambda x: torch.ones(()), x)
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [
+        torch.cumsum,
+        torch.cumprod,
+        torch.logcumsumexp,
+        lambda x, dim: x.cummax(dim).values,
+        lambda x, dim: x.cummin(dim)[0],
+    ],
+    ids=["sum", "product", "logsumexp", "maximum", "minimum"],
+)
+def test_cumulative_operators_depend_on_earlier_elements(operator):
+    x = torch.arange(1, 7, dtype=D).view(2, 3)
+    along = np.tril(np.ones((3, 3), bool))
+    np.testing.assert_array_equal(jacobian_pattern(lambda x: operator(x, 1), x).toarray(), np.kron(np.eye(2), along))
+    along = np.tril(np.ones((2, 2), bool))
+    np.testing.assert_array_equal(jacobian_pattern(lambda x: operator(x, 0), x).toarray(), np.kron(along, np.eye(3)))
+    assert jacobian_pattern(lambda x: operator(x, 0), x[0, 0]).toarray().tolist() == [[True]]
+
+
 def test_dense_patterns_are_rejected(monkeypatch):
     monkeypatch.setattr(supports, "MOST_ENTRIES", 10_000)
     monkeypatch.setattr(supports, "MOST_OF_EACH", 10)

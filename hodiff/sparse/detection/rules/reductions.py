@@ -21,10 +21,6 @@ _ROWS = {
     "safe_softmax": "dim",
     "softmax": "dim",
     "softmax_backward_data": "dim",
-    "cummax": "dim",
-    "cummin": "dim",
-    "cumprod": "dim",
-    "logcumsumexp": "dim",
     "renorm": "dim",
     "sort": "dim",
 }
@@ -72,13 +68,13 @@ def rows_of_another_length(call: Call) -> list[Supports | None]:
     return [union.broadcast(each.shape) for each in call.outputs]
 
 
-@rule("cumsum")
-def cumsum(call: Call) -> list[Supports | None]:
+@rule("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
+def cumulative(call: Call) -> list[Supports | None]:
     """Union of all elements up to each element."""
     x = call["self"]
     supports = call.supports(x)
     if not x.dim():
-        return [supports]
+        return [supports] * len(call.outputs)
     rows = supports.take(np.moveaxis(supports.which, call["dim"], -1))
     length = rows.shape[-1]
     if rows.which.size * length > 2 * most_entries(call.memory.inputs):
@@ -87,7 +83,7 @@ def cumsum(call: Call) -> list[Supports | None]:
     source, target = np.triu_indices(length)
     flat = np.arange(rows.which.size).reshape(rows.shape)
     summed = rows.take(rows.which[..., source]).merged(flat[..., target], rows.shape)
-    return [summed.take(np.moveaxis(summed.which, -1, call["dim"]))]
+    return [summed.take(np.moveaxis(summed.which, -1, call["dim"]))] * len(call.outputs)
 
 
 @rule("trace")
