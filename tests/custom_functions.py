@@ -38,6 +38,17 @@ def old_style(name: str, forward: Rule, backward: Rule) -> Any:
     return type(name, (torch.autograd.Function,), members)
 
 
+def in_place_multiple(name: str, factor: float) -> Any:
+    """Return a Function that multiplies its input in place, and marks it as dirty."""
+    rules: dict[str, Rule] = {
+        "forward": lambda x: x.mul_(factor),
+        "setup_context": lambda ctx, inputs, output: ctx.mark_dirty(*inputs),
+        "backward": lambda ctx, g: factor * g,
+        "jvp": lambda ctx, t: t.mul_(factor),
+    }
+    return type(name, (torch.autograd.Function,), {key: staticmethod(rule) for key, rule in rules.items()})
+
+
 def cubed_slope(ctx: Any, vector: Any) -> Any:
     """Multiply by the derivative of x³ at the saved x."""
     return 3 * ctx.saved_tensors[0] ** 2 * vector

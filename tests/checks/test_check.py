@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from custom_functions import Square, custom
+from custom_functions import Square, custom, in_place_multiple
 from zoo.wrong.surroundings import EmptyInBackward
 
 import hodiff
@@ -407,24 +407,7 @@ def product_of_complex(a, b, c, d):
     return torch.view_as_real(Complex.apply(torch.complex(a, b), torch.complex(c, d)))
 
 
-class Overwriting(torch.autograd.Function):
-    """Triples its input in place, and marks it as dirty."""
-
-    @staticmethod
-    def forward(x):
-        return x.mul_(3.0)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.mark_dirty(inputs[0])
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t.mul_(3.0)
+Overwriting = in_place_multiple("Overwriting", 3.0)
 
 
 class Recomputing(torch.autograd.Function):

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from custom_functions import cubed_slope, custom
+from custom_functions import cubed_slope, custom, in_place_multiple
 from mpmath_series import D
 from torch import nn
 from torch.nn import functional
@@ -135,24 +135,8 @@ def test_second_derivatives_at_kinks_match_torch():
 Cubed = custom("Cubed", lambda x: x**3, cubed_slope)
 
 
-class Doubled(torch.autograd.Function):
-    """A Function that writes into its argument."""
-
-    @staticmethod
-    def forward(x):
-        return x.mul_(2)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.mark_dirty(*inputs)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return 2 * cotangent
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return tangent.mul_(2)
+# A Function that writes into its argument
+Doubled = in_place_multiple("Doubled", 2)
 
 
 def test_laplacian_of_a_function_with_backward_only_matches():

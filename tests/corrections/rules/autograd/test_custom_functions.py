@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from custom_functions import cubed_slope, custom, old_style
+from custom_functions import cubed_slope, custom, in_place_multiple, old_style
 from torch import nn
 from torch.autograd import Function
 from torch.func import grad, jacfwd, jvp, vmap
@@ -346,18 +346,7 @@ def test_autograd_around_jvp_matches():
     torch.testing.assert_close(found, grad(_forward_pass(unbatched(normalized)))(X))
 
 
-class InPlace(Function):
-    @staticmethod
-    def forward(x):
-        return x.mul_(3)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.mark_dirty(*inputs)
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t.mul_(3)
+InPlace = in_place_multiple("InPlace", 3)
 
 
 def test_in_place_function_matches():
