@@ -197,8 +197,8 @@ def summary() -> str:
     sizes = " and ".join(f"{len(table.operators)} operators of {table.torch}" for table in tables)
     said = f"Of {sizes}, {', '.join(map(str, any_route[:-1]))} and {any_route[-1]} have a defect by some route."
     said_too = (
-        "The second derivatives of these operators are silently wrong, or not finite, by the routes in the cells: rr is "
-        "reverse-over-reverse, rf reverse-over-forward, and so on; the first letter is the outer pass."
+        "The second derivatives of these operators are silently wrong, or not finite, by the routes in the cells: rr "
+        "is reverse-over-reverse, rf reverse-over-forward, and so on; the first letter is the outer pass."
     )
     silent = [textwrap.fill(said_too, 120), "", *_silent(tables)]
     text = SUMMARY.read_text(encoding="utf-8")
