@@ -154,6 +154,37 @@ def corrections_in_gradients() -> Iterator[tuple[str, float]]:
         yield shown, inside["gradients"]
 
 
+def costs_of_corrections() -> Iterator[tuple[str, float]]:
+    page = text_of("docs/explanations/cost_of_wrong_derivatives.md")
+    (found,) = re.findall(
+        r"gradient took ([\d.]+) times.*?\(MLP\), ([\d.]+) \(CNN\)\s+and ([\d.]+).*?"
+        r"reverse ([\d.]+), ([\d.]+) and ([\d.]+)",
+        page,
+        re.DOTALL,
+    )
+    problems = {each["title"]: each for each in on_file("corrections")["problems"]}
+    networks = ("mlp", "cnn", "transformer")
+    measured = [problems[f"{each}: gradient"]["rows"][1]["gradients"] for each in networks]
+    measured += [
+        problems[f"{each}: product by forward-over-reverse"]["rows"][1]["of_fastest_torch"] for each in networks
+    ]
+    yield from zip(found, measured, strict=True)
+
+
+def counts_of_invented_calls() -> Iterator[tuple[str, float]]:
+    page = text_of("docs/explanations/cost_of_wrong_derivatives.md")
+    (found,) = re.findall(
+        r"(\d+) of ([\d,]+) randomly changed calls are .*? none of ([\d,]+)\s+inside", page, re.DOTALL
+    )
+    counts = json.loads((ROOT / "hodiff" / "audit" / "data" / "mutated-2.13.json").read_text(encoding="utf-8"))[
+        "counts"
+    ]
+    silent, corrected = (sum(each["silent"] for each in counts[run].values()) for run in ("torch", "corrected"))
+    assert corrected == 0
+    judged = [sum(each["judged"] for each in counts[run].values()) for run in ("torch", "corrected")]
+    yield from zip(found, (silent, *judged), strict=True)
+
+
 def batched_parts() -> Iterator[tuple[str, float]]:
     shown = re.findall(
         r"took a (\d+)th \(least squares\) to a (\d+)th \(`\"bfgs\"`\)", text_of("docs/guides/optimizers.md")
@@ -257,6 +288,8 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
         checking_times,
         zoo_counts,
         corrections_in_gradients,
+        costs_of_corrections,
+        counts_of_invented_calls,
         batched_parts,
         compiled_dense,
         footprints_of_products,

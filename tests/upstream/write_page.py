@@ -159,6 +159,28 @@ def page() -> str:
     return "\n".join((*parts, _ALONE.format(version=versions[-1]), alone))
 
 
+def _silent(tables: list[Any]) -> Iterator[str]:
+    """Rows of operators with silent errors of second derivatives, by version."""
+    from hodiff.checks.torch_verdicts import TORCH
+    from hodiff.routes import ROUTES
+
+    found = [
+        {
+            name: {
+                route: {each.status} for route, each in entry[TORCH].items() if each.status in {"wrong", "non-finite"}
+            }
+            for name, entry in table.operators.items()
+        }
+        for table in tables
+    ]
+    names = sorted({name for rows in found for name, routes in rows.items() if routes.keys() & set(ROUTES)})
+    yield f"| operator | {' | '.join(table.torch for table in tables)} |"
+    yield f"|{'---|' * (1 + len(tables))}"
+    for name in names:
+        cells = [short(rows[name], ROUTES) or "no" if name in rows else "not there" for rows in found]
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
 def summary() -> str:
     """The page on costs, with the counts of the audits."""
     from hodiff.checks.torch_verdicts import AUDITED_ROUTES, TORCH, audit_on_file, versions_on_file
@@ -174,9 +196,20 @@ def summary() -> str:
     any_route = [len(table.defects(TORCH)) for table in tables]
     sizes = " and ".join(f"{len(table.operators)} operators of {table.torch}" for table in tables)
     said = f"Of {sizes}, {', '.join(map(str, any_route[:-1]))} and {any_route[-1]} have a defect by some route."
+    said_too = (
+        "The second derivatives of these operators are silently wrong, or not finite, by the routes in the cells: rr "
+        "is reverse-over-reverse, rf reverse-over-forward, and so on; the first letter is the outer pass."
+    )
+    silent = [textwrap.fill(said_too, 120), "", *_silent(tables)]
     text = SUMMARY.read_text(encoding="utf-8")
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
-    return f"{text[:start]}\n\n" + "\n".join(lines) + f"\n\n{textwrap.fill(said, 120)}\n\n{text[stop:]}"
+    return (
+        f"{text[:start]}\n\n"
+        + "\n".join(lines)
+        + f"\n\n{textwrap.fill(said, 120)}\n\n"
+        + "\n".join(silent)
+        + f"\n\n{text[stop:]}"
+    )
 
 
 if __name__ == "__main__":
