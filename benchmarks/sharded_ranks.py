@@ -64,6 +64,36 @@ def model_of(layers: int, width: int) -> LanguageModel:
     return LanguageModel(VOCABULARY, CONTEXT, width, HEADS, layers)
 
 
+def ways_of(model: nn.Module, x: dict[str, Any], v: dict[str, Any], batch: int) -> dict[str, Callable[[], Any]]:
+    """Return all products, and the gradient, on this rank's batch."""
+    tokens = torch.randint(VOCABULARY, (batch, CONTEXT), generator=torch.Generator().manual_seed(1 + dist.get_rank()))
+    data = tokens, tokens.roll(-1, 1)
+    group = dist.group.WORLD if dist.get_world_size() > 1 else None
+
+    def scores(p: Any, tokens: Tensor) -> Tensor:
+        result: Tensor = functional_call(model, p, (tokens,))
+        return result
+
+    def loss(p: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(scores(p, data[0]), data[1])
+
+    H = hodiff.HessianOperator(loss, x, data=[data], process_group=group)
+    G = hodiff.GaussNewtonOperator(scores, F.cross_entropy, x, data=[data], process_group=group)
+
+    def gradient() -> None:
+        F.cross_entropy(model(data[0]), data[1]).backward()
+        model.zero_grad()
+
+    products: dict[str, Callable[[], Any]] = {
+        "`hvp`": lambda: hodiff.hvp(loss, x, v, data),
+        '`hvp`, `"forward-over-reverse"`': lambda: hodiff.hvp(loss, x, v, data, route="forward-over-reverse"),
+        "`HessianOperator`, later": lambda: H @ v,
+        "`GaussNewtonOperator`, later": lambda: G @ v,
+    }
+    # Products of parameters that require gradients are themselves differentiable, unless gradients are off.
+    return {"gradient": gradient, **{name: torch.no_grad()(way) for name, way in products.items()}}
+
+
 def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
     """Measure all products of this rank."""
     ranks = dist.get_world_size()
@@ -74,36 +104,9 @@ def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     x: dict[str, Any] = dict(model.named_parameters())
-    tokens = torch.randint(VOCABULARY, (batch, CONTEXT), generator=torch.Generator().manual_seed(1 + dist.get_rank()))
-    group = dist.group.WORLD if ranks > 1 else None
-
-    def scores(p: Any, tokens: Tensor) -> Tensor:
-        result: Tensor = functional_call(model, p, (tokens,))
-        return result
-
-    def loss(p: Any, data: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(scores(p, data[0]), data[1])
-
-    data = tokens, tokens.roll(-1, 1).flatten()
     v = {name: torch.randn_like(each.detach()) for name, each in x.items()}
-    H = hodiff.HessianOperator(loss, x, data=[data], process_group=group)
-    G = hodiff.GaussNewtonOperator(scores, F.cross_entropy, x, data=[data], process_group=group)
-
-    def gradient() -> None:
-        F.cross_entropy(model(data[0]), data[1]).backward()
-        model.zero_grad()
-
-    ways: dict[str, Callable[[], Any]] = {
-        "gradient": gradient,
-        "`hvp`": lambda: hodiff.hvp(loss, x, v, data),
-        '`hvp`, `"forward-over-reverse"`': lambda: hodiff.hvp(loss, x, v, data, route="forward-over-reverse"),
-        "`HessianOperator`, later": lambda: H @ v,
-        "`GaussNewtonOperator`, later": lambda: G @ v,
-    }
     found = {}
-    for name, way in ways.items():
-        # Products of parameters that require gradients are themselves differentiable, unless gradients are off.
-        run = way if name == "gradient" else torch.no_grad()(way)
+    for name, run in ways_of(model, x, v, batch).items():
         run()
         with Bytes() as count:
             run()
@@ -114,6 +117,9 @@ def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
             run()
             seconds.append(time.perf_counter() - start)
         found[name] = {**count.sums, "peak": peak_bytes(run), "seconds": statistics.median(seconds)}
+    # Activations and recorded graphs grow with the batch, and nothing else does.
+    for name, run in ways_of(model, x, v, 2 * batch).items():
+        found[name]["activations"] = max(0, peak_bytes(run) - found[name]["peak"])
     numbers = sum(each.numel() for each in model_of(layers, width).parameters())
     kinds = (nn.Linear, nn.LayerNorm)
     weights = sum(each.weight.numel() for each in model_of(layers, width).modules() if isinstance(each, kinds))

@@ -243,6 +243,17 @@ def test_update_curvature_accepts_a_smaller_batch():
     torch.testing.assert_close(ours, step_of(optimizer, other, lambda: F.mse_loss(other(x), y)))
 
 
+def test_update_curvature_evaluates_closures_on_any_step():
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(8, 3, dtype=D), torch.randn(8, 2, dtype=D)
+    optimizer = KFAC(model.parameters(), **{**PLAIN, "update_every": 10}, damping=0.1)
+    step_of(optimizer, model, lambda: F.mse_loss(model(x), y))
+    before = optimizer.state[model.weight]["A"].clone()
+    optimizer.update_curvature(lambda: F.mse_loss(model(x[:4]), y[:4]))
+    rows = torch.cat([x[:4], torch.ones(4, 1, dtype=D)], 1)
+    torch.testing.assert_close(optimizer.state[model.weight]["A"][0], (before[0] + rows.T @ rows / 4) / 2)
+
+
 def test_batch_norm_in_training_and_bfloat16_work():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(9, 3)).bfloat16()

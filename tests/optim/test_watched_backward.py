@@ -180,6 +180,22 @@ def test_step_without_backward_is_rejected():
     optimizer.step()
 
 
+def test_update_curvature_evaluates_closures():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.5), update_every=10)
+    optimizer.step(lambda: (w**3).sum())
+    point = w.detach().clone()
+    # Not due; torch's own second derivative of this function is silently wrong at 0.
+    closure = lambda: (torch.sinc(w - point) * 2 + (w**3)).sum()  # noqa: E731
+    before = optimizer.state[w]["curvature"].clone()
+    optimizer.update_curvature(closure)
+    expected = (before + (6 * point - 2 * torch.pi**2 / 3)) / 2
+    torch.testing.assert_close(optimizer.state[w]["curvature"], expected)
+    for wrong in (lambda: closure().backward(), lambda: w.detach().sum()):
+        with pytest.raises(hodiff.InputError, match="update_curvature: expected"):
+            optimizer.update_curvature(wrong)
+
+
 def test_update_curvature_matches_closed_form():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.5), update_every=None)

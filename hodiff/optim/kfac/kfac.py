@@ -38,8 +38,8 @@ class KFAC(KroneckerFactoredOptimizer):
     Layers: `Linear`, `Conv1D` of `transformers`, `Conv1d` to `Conv3d`, `Embedding` and normalizations. Normalizations
     use the diagonal of the block, and batch norm's statistics count as constants. Inputs have examples along their
     first dimension. The loss must have one `cross_entropy` or `nll_loss` of labels, `mse_loss` or
-    `binary_cross_entropy_with_logits`, without weights; other terms count in the gradient only. The state has $2 (p^2
-    + q^2)$ numbers for a weight (p, q), and one for each element with momentum.
+    `binary_cross_entropy_with_logits`, without weights; other terms count in the gradient only. The state has
+    $2 (p^2 + q^2)$ numbers for a weight (p, q), and one for each element with momentum.
 
     Args:
         params: Parameters, or groups of them with separate settings, all of layers named above.
