@@ -71,7 +71,7 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     functions = []
-    before = {each.grad_fn for each in operands} - {None}
+    before = {each.grad_fn for each in operands}
     for node in nodes_from([output.grad_fn], before):
         if type(node) in _TRUSTED:
             continue
@@ -141,14 +141,14 @@ def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
 def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
     """Yield nodes and every node that they lead to, once, except `ends` and the nodes only reachable through them."""
     stack = list(nodes)
-    seen = set(ends)
+    seen = {None, *ends}
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        stack += [parent for parent, _ in node.next_functions]
+        if node not in seen:
+            seen.add(node)
+            yield node
+            for parent, _ in node.next_functions:
+                stack.append(parent)
 
 
 def held_outside(leaves: list[Tensor]) -> list[bool]:

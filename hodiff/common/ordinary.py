@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.trees import dense, has_strides
+from hodiff.common.trees import dense, has_strides, is_ordinary
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.tensors import is_zero_without_memory, storage_of
 
@@ -35,7 +35,8 @@ def ordinary(results: Iterable[Tensor], given: Iterable[Tensor] = ()) -> tuple[T
     own = []
     for each in results:
         if type(each) is Tensor:
-            each = _plain(each)
+            if is_zero_without_memory(each) or not is_ordinary(each):
+                each = _plain(each)
             storage = storage_of(each)
             if storage in taken:
                 each = each.clone()

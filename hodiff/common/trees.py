@@ -52,6 +52,22 @@ def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> PyTree:
     return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
+def is_only_leaf(spec: pytree.TreeSpec) -> bool:
+    """Whether a tree is a single leaf, as `flatten` returns it for a tensor."""
+    return spec is _LEAF
+
+
+def is_ordinary(leaf: Any) -> bool:
+    """Whether a leaf is a real tensor that no check refuses and that needs no conversion, as most are."""
+    return (
+        type(leaf) is Tensor
+        and leaf.is_floating_point()
+        and leaf.layout is torch.strided
+        and leaf.is_contiguous()
+        and not (leaf.is_nested or leaf.is_inference() or leaf.is_neg())
+    )
+
+
 def leaf_names(tree: PyTree) -> list[str]:
     """Return the path of each leaf of a tree, as Python would index it; a bare tensor has `''`."""
     return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]

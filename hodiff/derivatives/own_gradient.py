@@ -68,8 +68,8 @@ def is_asked(f: Callable[..., Any]) -> bool:
 
 
 def _key(f: Callable[..., Any]) -> int:
-    cells = getattr(f, "__closure__", None) or ()
-    held = [type(each) for each in map(_contents, cells) if isinstance(each, torch.nn.Module)]
+    cells = getattr(f, "__closure__", None)
+    held = [type(each) for each in map(_contents, cells) if isinstance(each, torch.nn.Module)] if cells else ()
     return hash((getattr(f, "__code__", type(f)), type(getattr(f, "__self__", None)), *held))
 
 

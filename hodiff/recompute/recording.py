@@ -88,7 +88,7 @@ class Recording(Generic[T]):
             others = [leaf for leaf in leaves if id(leaf) not in own]
             leaves.clear()
             # If the function created a leaf and dropped it, no code can differentiate with respect to the leaf.
-            self.connected = any(held_outside(others))
+            self.connected = bool(others) and any(held_outside(others))
         return once
 
     def gradients(
