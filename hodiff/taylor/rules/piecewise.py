@@ -11,8 +11,8 @@ from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import name_of, rule
-from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
-from hodiff.taylor.series import Frame, times
+from hodiff.taylor.rules.arithmetic import of_one, series_of, widened
+from hodiff.taylor.series import Frame
 
 
 def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:
@@ -148,6 +148,5 @@ def copysign(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> An
     value = torch.copysign(value_of(frame, a), value_of(frame, b))
     if not moves(frame, a):
         return value
-    u, _ = aligned(frame, a, b)
-    sign = torch.sign(value) * torch.sign(u[0])
-    return widened(frame, [value, *(times(sign, each) for each in u[1:])])
+    # The even powers of an absolute value are smooth at 0.
+    return torch.abs(a) * torch.copysign(torch.ones_like(value), value)

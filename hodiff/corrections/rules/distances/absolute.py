@@ -28,14 +28,15 @@ _loses_squares = partial(
 
 @_loses_squares(*forms_of("abs"))
 def _abs(input: Tensor) -> Any:
-    if not _is_remembered(input):
+    if not is_remembered(input):
         return UNNEEDED
     # Products with a constant have shorter second derivatives than torch.abs. The sum turns -0 into 0.
     value = torch.abs(input) if input.is_complex() else input * input.detach().sgn() + 0.0
     return remembered(value, lambda: _square(input), (input,), of=input, kind="absolute")
 
 
-def _is_remembered(input: Tensor) -> bool:
+def is_remembered(input: Tensor) -> bool:
+    """Whether derivatives of an absolute value may be asked for, so that its even powers need to be known."""
     return (
         not torch.compiler.is_compiling()
         and (input.is_floating_point() or input.is_complex())
@@ -73,7 +74,7 @@ def _l1_loss(
 
 @_loses_squares(*forms_of("sqrt"))
 def _sqrt(input: Tensor) -> Any:
-    if not _is_remembered(input):
+    if not is_remembered(input):
         return UNNEEDED
     return remembered(torch.sqrt(input), lambda: _radicand(input), (input,), kind="root")
 

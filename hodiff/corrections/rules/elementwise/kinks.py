@@ -11,6 +11,8 @@ from torch import Tensor
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
+from hodiff.corrections.rules.distances.absolute import is_remembered
+from hodiff.corrections.rules.distances.lengths import remembered
 from hodiff.routes import ROUTES
 from hodiff.torch_operators.table import forms_of
 
@@ -78,7 +80,10 @@ def _copysign(input: Tensor, other: Any) -> Any:
     other = other if isinstance(other, Tensor) else torch.tensor(other, dtype=input.dtype, device=input.device)
     # `sign`, whose derivative is zero, keeps `other` in the graph. For zeros and NaN, `copysign` gives the sign.
     sign = torch.where(other.abs() > 0, other.sign(), torch.copysign(torch.ones_like(other), other.detach()))
-    return input.abs() * sign
+    value = input.abs() * sign
+    if not is_remembered(input):
+        return value
+    return remembered(value, lambda: input.square(), (input,), kind="absolute")
 
 
 _copysign_is_wrong(Tensor.copysign_)(in_place(_copysign))

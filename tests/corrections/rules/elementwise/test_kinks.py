@@ -1,5 +1,7 @@
 """Functions at a kink: every route returns the same given derivative, while torch's routes differ."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from corrections.against_torch import tensor
 from torch.func import jvp, vjp
 
 import hodiff
+from hodiff.routes import ROUTES
 from hodiff.torch_internals.operators import foreach_by_name
 
 D = torch.float64
@@ -177,3 +180,19 @@ def test_rrelu_draws_match_torch():
 def test_rrelu_in_batches_is_rejected():
     with pytest.raises(hodiff.RouteError):
         hodiff.jacobian(lambda x: F.rrelu(x, training=True), mode="forward")(A)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("power", "expected"), [(lambda m: m**2, [2.0, 2, 2]), (lambda m: (3 * m).cos(), [-9.0, -9, -9 * math.cos(1.5)])]
+)
+def test_even_functions_of_copysign_are_smooth_at_zero(route, power, expected):
+    x = torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)
+    sign = torch.tensor([1.0, -2.0, -1.0], dtype=torch.float64)
+
+    def f(x):
+        return power(torch.copysign(x, sign)).sum()
+
+    found = hodiff.hvp(f, x, torch.ones_like(x), route=route)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(hodiff.laplacian(f)(x), torch.tensor(sum(expected), dtype=torch.float64))
