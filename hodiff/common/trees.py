@@ -59,8 +59,10 @@ def is_only_leaf(spec: pytree.TreeSpec) -> bool:
 
 def is_ordinary(leaf: Any) -> bool:
     """Whether a leaf is a real tensor that no check refuses and that needs no conversion, as most are."""
+    # torch.compile cannot test all of this.
     return (
-        type(leaf) is Tensor
+        not torch.compiler.is_compiling()
+        and type(leaf) is Tensor
         and leaf.is_floating_point()
         and leaf.layout is torch.strided
         and leaf.is_contiguous()

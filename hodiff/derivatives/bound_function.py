@@ -269,7 +269,7 @@ def bind(
     require_callable(caller, f=f)
     require_bool(caller, "has_aux", has_aux is not None and has_aux)
     require_bool(caller, "correct", correct)
-    if not torch.compiler.is_compiling() and type(argnums) is int and not argnums and args and is_ordinary(args[0]):
+    if type(argnums) is int and not argnums and args and is_ordinary(args[0]):
         # The usual case, for which the checks below would take half the time of a small gradient.
         leaf, spec = args[0], flatten(args[0])[1]
         rest = [recordable_tree(each) for each in args[1:]]
