@@ -65,7 +65,7 @@ def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return [*given, *[kwargs.get(name, each.default_value) for name, each in others.items()]]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def inlined(graph: Any) -> Any:
     """Return a graph with the graphs of called functions inlined."""
     copy = graph.copy()
@@ -73,7 +73,7 @@ def inlined(graph: Any) -> Any:
     return copy
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def without_optimizations(graph: Any) -> Kernel:
     """Return an inlined graph as a function that runs without the optimizer, whose fused parts lose tangents."""
     function = torch._C._create_function_from_graph("unoptimized", graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ _CONTROL = ("prim::If", "prim::Loop")
 _NAMED_TUPLES = "prim::TupleConstruct"
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def unknown_node(graph: Any) -> str | None:
     """Return the kind of a node that `run_graph` cannot run, or None."""
     return next((node.kind() for node in nodes_of_script(graph) if not _is_known(node)), None)
@@ -87,42 +87,78 @@ def _is_known(node: Any) -> bool:
 
 def run_graph(graph: Any, operands: Sequence[Any]) -> Any:
     """Compute the value of a graph without unknown nodes."""
-    found = _run_block(graph, operands, {})
+    found = _run_block(_plan(graph), operands, {})
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _run_block(block: Any, operands: Sequence[Any], values: dict[str, Any]) -> list[Any]:
+class _Step(NamedTuple):
+    """A node, whose names and operator were read once: each read of a node costs as much as a small operator."""
+
+    run: Callable[[list[Any], dict[str, Any]], Sequence[Any]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class _Block(NamedTuple):
+    inputs: tuple[str, ...]
+    steps: tuple[_Step, ...]
+    outputs: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(graph: Any) -> _Block:
+    return _block(graph)
+
+
+def _block(block: Any) -> _Block:
+    steps = tuple(_Step(_runner(node), _names(node.inputs()), _names(node.outputs())) for node in block.nodes())
+    return _Block(_names(block.inputs()), steps, _names(block.outputs()))
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    return tuple(each.debugName() for each in values)
+
+
+def _run_block(block: _Block, operands: Sequence[Any], values: dict[str, Any]) -> list[Any]:
     """Return the results of a graph or of a part of it, given the values computed before."""
     values = dict(values)
-    values.update(zip((each.debugName() for each in block.inputs()), operands, strict=True))
-    for node in block.nodes():
-        inputs = [values[each.debugName()] for each in node.inputs()]
-        found = _run_node(node, inputs, values)
-        values.update(zip((each.debugName() for each in node.outputs()), found, strict=True))
-    return [values[each.debugName()] for each in block.outputs()]
+    values.update(zip(block.inputs, operands, strict=True))
+    for run, inputs, outputs in block.steps:
+        values.update(zip(outputs, run([values[name] for name in inputs], values), strict=True))
+    return [values[name] for name in block.outputs]
 
 
-def _run_node(node: Any, inputs: list[Any], values: dict[str, Any]) -> Sequence[Any]:
+def _runner(node: Any) -> Callable[[list[Any], dict[str, Any]], Sequence[Any]]:
+    """Return the function of a node's inputs, and of the values computed before, that returns its outputs."""
     kind = node.kind()
     if kind == "prim::If":
-        chosen, other = node.blocks()
-        return _run_block(chosen if inputs[0] else other, [], values)
+        chosen, other = map(_block, node.blocks())
+        return lambda inputs, values: _run_block(chosen if inputs[0] else other, [], values)
     if kind == "prim::Loop":
-        (body,) = node.blocks()
-        limit, goes_on, *carried = inputs
-        step = 0
-        while step < limit and goes_on:
-            goes_on, *carried = _run_block(body, [step, *carried], values)
-            step += 1
-        return carried
+        (body,) = map(_block, node.blocks())
+        return partial(_run_loop, body)
     if kind in _SIMPLE:
-        return _SIMPLE[kind](node, *inputs)
+        simple = _SIMPLE[kind]
+        return lambda inputs, _: simple(node, *inputs)
     operator, arguments = operator_of_script(node)
-    pairs = list(zip(arguments, inputs, strict=True))
-    args = [value for argument, value in pairs if not argument.kwarg_only]
-    found = operator(*args, **{argument.name: value for argument, value in pairs if argument.kwarg_only})
+    keywords = {place: each.name for place, each in enumerate(arguments) if each.kwarg_only}
     count = len(list(node.outputs()))
-    return [found] if count == 1 else found if count else []
+
+    def run(inputs: list[Any], _: dict[str, Any]) -> Sequence[Any]:
+        args = [value for place, value in enumerate(inputs) if place not in keywords]
+        found = operator(*args, **{name: inputs[place] for place, name in keywords.items()})
+        return [found] if count == 1 else found if count else []
+
+    return run
+
+
+def _run_loop(body: _Block, inputs: list[Any], values: dict[str, Any]) -> Sequence[Any]:
+    limit, goes_on, *carried = inputs
+    step = 0
+    while step < limit and goes_on:
+        goes_on, *carried = _run_block(body, [step, *carried], values)
+        step += 1
+    return carried
 
 
 def _constant(node: Any) -> Any:
@@ -178,7 +214,7 @@ def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
     return without_optimizations(graph)(*operands) if in_transform() or in_forward_mode() else UNNEEDED
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _operators(graph: Any) -> tuple[Any, ...]:
     return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})
 
