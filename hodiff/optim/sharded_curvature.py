@@ -68,7 +68,9 @@ class ShardedCurvature(JointCurvature):
             if gradients and not whole:
                 leaves = [*shards.leaves_of(reached), *(leaf for _, leaf in others)]
                 trained = [*reached, *(p for p, _ in others)]
-                found = list(zip(trained, torch.autograd.grad(joint, leaves), strict=True))
+                # A checkpoint's graph leads to all parameters that the part reaches, used or not.
+                pulled = torch.autograd.grad(joint, leaves, allow_unused=True)
+                found = [(p, g) for p, g in zip(trained, pulled, strict=True) if g is not None]
             return loss, estimates, found
 
         self._closure_on_shards = shards

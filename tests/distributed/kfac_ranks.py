@@ -12,6 +12,7 @@ from distributed.ranks import D, close, flat, like, own, run, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 
@@ -143,6 +144,18 @@ def what_cannot_be_done_is_refused() -> None:
     uneven = [parts()] * (1 + (dist.get_rank() == 0))
     with pytest.raises(hodiff.InputError, match="same number of batches"):
         hodiff.KFACOperator(model, F.cross_entropy, x, data=uneven, process_group=group).trace()
+
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    recomputing = Checkpointed().to(D)
+    in_layers(recomputing)
+    with pytest.raises(hodiff.InputError, match="and of a checkpoint"):
+        hodiff.KFACOperator(
+            recomputing, F.cross_entropy, dict(recomputing.named_parameters()), data=[parts()], process_group=group
+        ).trace()
 
     class Outside(Net):
         def forward(self, x: Tensor) -> Tensor:

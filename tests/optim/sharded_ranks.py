@@ -317,13 +317,32 @@ def what_cannot_be_done_is_refused() -> None:
             CASES[name]([leaf], process_group=dist.group.WORLD).step(lambda leaf=leaf: leaf.square().sum())
 
 
-def settings_of_the_model_are_refused() -> None:
-    """Offloading, checkpoints, other groups and tensor parallelism are refused by name, on all ranks."""
-    alone = [dist.new_group([i]) for i in range(dist.get_world_size())][dist.get_rank()]
+class Checkpointed(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
 
-    class Checkpointed(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(super().forward, x, use_reentrant=False)
+
+def checkpoints_change_no_step() -> None:
+    for name in ("SophiaH", "SophiaG", "NewtonCG", "KFAC"):
+        one, many = Problem(), Problem(in_layers)
+        many.model = Checkpointed().double()
+        many.model.load_state_dict(one.model.state_dict())
+        in_layers(many.model)
+        optimizer = made(name, many)
+        if name == "KFAC":
+            with pytest.raises(
+                hodiff.InputError, match="expected weights and biases of layers that the loss uses by calls"
+            ):
+                many.train(CASES[name], optimizer)
+        else:
+            one.train(CASES[name], made(name, one, "local"))
+            many.train(CASES[name], optimizer)
+            assert_same(many, one)
+
+
+def settings_of_the_model_are_refused() -> None:
+    """Offloading, other groups and tensor parallelism are refused by name, on all ranks."""
+    alone = [dist.new_group([i]) for i in range(dist.get_world_size())][dist.get_rank()]
 
     def offloaded(model: Net) -> None:
         fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
@@ -335,10 +354,6 @@ def settings_of_the_model_are_refused() -> None:
 
     refused("without offload_policy", Problem(offloaded))
     refused("expected the ranks of the device mesh of fully_shard", Problem(in_layers), alone)
-    problem = Problem()
-    problem.model = Checkpointed().double()
-    in_layers(problem.model)
-    refused("without activation checkpointing", problem)
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "parts"))
 
     def in_parts(model: Net) -> None:
@@ -382,6 +397,7 @@ def main(folder: Path) -> None:
         uses_outside_of_layers_are_refused()
         saved_states_resume(folder)
         what_cannot_be_done_is_refused()
+        checkpoints_change_no_step()
         settings_of_the_model_are_refused()
         gradients_of_ignored_parameters_are_those_of_the_rank()
     sys.stdout.write("all agree")
