@@ -118,7 +118,7 @@ def test_language_model_is_causal(script: Script) -> None:
     language = script("liu-2023-sophia")
     text = language.Text()
     torch.manual_seed(0)
-    model = language.LanguageModel(text.vocabulary, 8, 2)
+    model = language.language_model(text.vocabulary, width=8, layers=2)
     letters = text.validation[:1, :-1].clone()
     before = model(letters)
     letters[0, 20] = (letters[0, 20] + 1) % text.vocabulary
