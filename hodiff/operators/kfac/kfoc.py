@@ -66,9 +66,7 @@ class KFOCOperator(ExampleFactors):
 
     Raises:
         InputError: As for `hodiff.KFACOperator`.
-
-    Warns:
-        HodiffWarning: If factors change by more than the tolerance in the last pass.
+        HodiffWarning: As a warning, if factors change by more than the tolerance in the last pass.
 
     Example:
         >>> import torch, hodiff
