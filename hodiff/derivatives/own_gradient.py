@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -63,14 +65,35 @@ class Watch:
 
 
 def is_asked(f: Callable[..., Any]) -> bool:
-    """Whether a function with this code, and closing over modules of these types, was examined already."""
+    """Whether a function with this code, which closes over modules and functions like these, was examined already."""
     return _key(f) in _asked
 
 
 def _key(f: Callable[..., Any]) -> int:
-    cells = getattr(f, "__closure__", None)
-    held = [type(each) for each in map(_contents, cells) if isinstance(each, torch.nn.Module)] if cells else ()
-    return hash((getattr(f, "__code__", type(f)), type(getattr(f, "__self__", None)), *held))
+    if not getattr(f, "__closure__", None) and type(f) is FunctionType:
+        return hash(f.__code__)
+    return hash(_kind_of(f, _DEPTH))
+
+
+# Levels of functions within closures that tell one function from another with the same code.
+_DEPTH = 3
+# Callables without code of their own, which are what they are.
+_NAMED = (BuiltinFunctionType, type)
+
+
+def _kind_of(value: Any, depth: int) -> Any:
+    """Return what tells a function, and what it calls, from others; None for values that call nothing."""
+    if isinstance(value, torch.nn.Module):
+        return type(value)
+    if isinstance(value, partial):
+        return _kind_of(value.func, depth), *(_kind_of(each, depth - 1) for each in value.args if depth)
+    if isinstance(value, MethodType):
+        return _kind_of(value.__func__, depth), _kind_of(value.__self__, 0)
+    if not callable(value):
+        return None
+    cells = getattr(value, "__closure__", None) if depth else None
+    held = (_kind_of(_contents(cell), depth - 1) for cell in cells or ())
+    return getattr(value, "__code__", value if isinstance(value, _NAMED) else type(value)), *held
 
 
 def _contents(cell: Any) -> Any:

@@ -16,10 +16,13 @@ from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.stand_ins import ShardedParameter
 from hodiff.errors import InputError
 from hodiff.torch_internals.fully_sharded import (
+    any_in_forward,
     data_mesh_of,
     has_hooks,
     is_fully_sharded,
     is_gathered,
+    is_in_forward,
+    is_loaded,
     offloads,
     precision_of,
     without_hooks,
@@ -34,6 +37,19 @@ _running: ContextVar[bool] = ContextVar("running", default=False)
 def sharded_modules_run() -> bool:
     """Whether fully sharded modules run as functions of their shards."""
     return _running.get()
+
+
+def require_no_training(name: str, modules: Callable[[], Iterable[nn.Module]]) -> None:
+    """Raise if a checkpoint would belong to ordinary training of a fully sharded module, outside of a product."""
+    # Hooks gather parameters for torch's own checkpoint only: another second run would leave gradients at None.
+    if not is_loaded() or sharded_modules_run():
+        return
+    if any_in_forward() or any(map(is_fully_sharded, modules())):
+        raise InputError(
+            f"{name}: expected modules without fully_shard outside of hodiff's derivatives, got a part of a module "
+            "under fully_shard, or a forward pass of one that raised before; in training, call "
+            "torch.utils.checkpoint outside of hodiff.corrected()."
+        )
 
 
 @contextmanager
@@ -107,6 +123,12 @@ class FullyShardedModules:
 
     def shard(self, leaves: Sequence[Any]) -> None:
         """Shard modules that a forward pass has left gathered; raise if a leaf is a gathered parameter."""
+        if any(map(is_in_forward, self._units)):
+            raise InputError(
+                f"{self._caller}: f: expected modules under fully_shard between their calls, got one in a forward "
+                "pass, or one whose last forward pass raised, so that its parameters are not those of the shards; let "
+                "a forward pass end without an error first."
+            )
         gathered: list[Any] = [unit for unit in self._units if is_gathered(unit)]
         if gathered and any(isinstance(each, nn.Parameter) and not is_distributed(each) for each in leaves):
             raise InputError(

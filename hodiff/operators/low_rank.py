@@ -178,7 +178,7 @@ class LowRankPlusDiagonalOperator(LinearOperator):
         M = R @ C @ R.mT
         M = (M + M.mT) / 2 + torch.eye(len(M), dtype=M.dtype, device=M.device)
         mu = torch.linalg.eigvalsh(M.detach())
-        if not bool((mu > len(d) * torch.finfo(mu.dtype).eps * mu.abs().max()).all()):
+        if len(mu) and not bool((mu > len(d) * torch.finfo(mu.dtype).eps * mu.abs().max()).all()):
             raise InputError(
                 f"{where}: damping: expected a positive definite operator, got one with a negative or vanishing "
                 f"eigenvalue with damping={damping:g}; pass a larger damping."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -113,12 +114,15 @@ class PerSample(ModelLossOperator):
 
     def _require_sum_over_examples(self, outputs: Tensor, targets: Any) -> None:
         """Raise if the loss of one example depends on the outputs of other examples."""
-        odd = (torch.arange(len(outputs), device=outputs.device) % 2 == 1).reshape(-1, *[1] * (outputs.dim() - 1))
         plain, eps = self._cotangent(outputs, targets), torch.finfo(outputs.dtype).eps
-        turned = outputs.roll(1, 0)
+        turned, count = outputs.roll(1, 0), len(outputs)
+        index = torch.arange(count, device=outputs.device).reshape(-1, *[1] * (outputs.dim() - 1))
         # Multiples of outputs, and their means, stay in the domain of a loss of probabilities or rates.
-        for moved in (0.99 * turned, 0.49 * (outputs + turned)):
-            for some in (odd, ~odd):
+        moves = 0.99 * turned, 0.49 * (outputs + turned)
+        # Of every two examples, one is moved without the other for some bit.
+        for bit in range(max(1, (count - 1).bit_length())):
+            chosen = (index >> bit) & 1 == 1
+            for some, moved in itertools.product((chosen, ~chosen), moves if bit == 0 else moves[:1]):
                 other = self._cotangent(torch.where(some, moved, outputs), targets)
                 gap = torch.where(some, 0, other - plain)
                 if not bool(gap.norm() <= eps**0.5 * plain.norm()):

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.overriding import overridable_in_trees
-from hodiff.distributed.fully_sharded import running_again, sharded_modules_run
+from hodiff.distributed.fully_sharded import require_no_training, running_again, sharded_modules_run
 from hodiff.distributed.stand_ins import gathered, shard_of, stand_in
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
-from hodiff.recompute.reachable import RefuseForeign, hidden_tensor
+from hodiff.recompute.reachable import RefuseForeign, hidden_tensor, modules_in
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
@@ -245,6 +245,7 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
     # Other threads may replace closed-over tensors, and draw random numbers that the first run is to draw.
     with one_thread_at_a_time():
         call = CallProgram(name, f, args, kwargs)
+        require_no_training(name, partial(modules_in, f, *args, *kwargs.values()))
         inputs = call.take_inputs()
         outputs = Checkpoint.call(call, *inputs)
         if call.leaves_tensors and call.leaves_what_is_differentiated(inputs):

@@ -12,6 +12,11 @@ from torch import nn
 _PACKAGE = "torch.distributed.fsdp"
 
 
+def is_loaded() -> bool:
+    """Whether `torch.distributed.fsdp` is loaded, without which nothing is fully sharded."""
+    return _PACKAGE in sys.modules
+
+
 def is_fully_sharded(module: nn.Module) -> bool:
     """Whether `fully_shard` was applied to a module; `torch.distributed.fsdp` need not be loaded."""
     package = sys.modules.get(_PACKAGE)
@@ -45,6 +50,24 @@ def precision_of(module: Any) -> Any:
 def offloads(module: Any) -> bool:
     """Whether a fully sharded module keeps its parameters on the host."""
     return any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in _groups_of(module))
+
+
+def is_in_forward(module: Any) -> bool:
+    """Whether a fully sharded module is in a forward pass, or was in one that raised."""
+    return _is_forward(module._get_fsdp_state())
+
+
+def any_in_forward() -> bool:
+    """Whether any fully sharded module is in a forward pass, or was in one that raised."""
+    if not is_loaded():
+        return False
+    from torch.distributed import _composable_state
+
+    return any(_is_forward(state()) for state in list(_composable_state._module_state_mapping.values()))
+
+
+def _is_forward(state: Any) -> bool:
+    return getattr(getattr(state, "_training_state", None), "name", None) == "FORWARD"
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -168,12 +168,17 @@ def nystrom_eigenpairs(
     probes = torch.linalg.qr(precise(probes))[0].to(view.dtype)
     with view.counting(rank, progress):
         image = precise(view.matmat(probes))
-    omega = precise(probes)
-    # A shift by rounding makes the factorization succeed, and is subtracted again.
-    shift = torch.finfo(view.dtype).eps * image.norm().item()
-    shifted = image + shift * omega
-    core = omega.T @ shifted
-    factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
+    omega, size = precise(probes), image.norm().item()
+    if not size:
+        return torch.zeros(rank, dtype=view.dtype, device=view.device), probes, view.products
+    while True:
+        # A shift by rounding makes the factorization succeed, and is subtracted again.
+        shift = view.rounding * size
+        shifted = image + shift * omega
+        core = omega.T @ shifted
+        factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
+        if not bool(failed) or not view.finds_coarser():
+            break
     if bool(failed):
         raise InputError(
             f"{caller}: A: expected a positive semi-definite operator, got one with negative curvature; "

@@ -86,10 +86,11 @@ def _has_state(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fingerprint of tensors: weighted sums of their numbers, and the tolerances of the sums."""
+    """A fingerprint of tensors: weighted sums of their numbers, the tolerances of the sums, and the tensors' shapes."""
 
     sums: tuple[float, ...]
     tolerances: tuple[float, ...]
+    shapes: tuple[torch.Size, ...]
 
     def agrees(self, other: Mark) -> bool:
         """Whether two marks agree within the tolerances."""
@@ -110,7 +111,7 @@ def mark_of(tensors: Sequence[Tensor]) -> Mark:
         weights = torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device)
         sums.append(float(flat @ weights))
         tolerances.append(100 * torch.finfo(tensor.dtype).eps * float(flat.abs() @ weights))
-    return Mark(tuple(sums), tuple(tolerances))
+    return Mark(tuple(sums), tuple(tolerances), tuple(each.shape for each in tensors))
 
 
 def another_function(caller: str, index: int) -> InputError:

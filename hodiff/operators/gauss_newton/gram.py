@@ -167,6 +167,10 @@ class GramOperator(LinearOperator):
             unit[:, i] = 1
             yield unit.view_as(outputs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Gradients of examples hold graphs, and are computed again.
+        return {name: value for name, value in self.__dict__.items() if name != "_examples"}
+
     @cached_property
     def _examples(self) -> ExampleGradients | None:
         """Gradients of the examples; None if the outputs have no examples, or examples depend on each other."""

@@ -173,7 +173,7 @@ def _exact(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
         def products(vectors: Tensor) -> Tensor:
             return recorded.products((vectors,))[0]
 
-    if likelihood is None and index == 0 and not is_separate(products, outputs):
+    if likelihood is None and not is_separate(products, outputs):
         raise InputError(
             f"{loss.caller}: loss: expected a mean or sum over independent examples, got a loss whose Hessian couples "
             "examples; use GaussNewtonOperator."
@@ -226,13 +226,20 @@ def _scale(values: Tensor) -> Tensor:
 
 
 def is_separate(products: Products, outputs: Tensor) -> bool:
-    """Whether a matrix does not couple examples: signs of examples' vectors then carry over to their products."""
+    """Whether a matrix does not couple examples: factors of examples' vectors then carry over to their products."""
     generator = torch.Generator().manual_seed(0)
-    signs = (torch.rand(len(outputs), generator=generator, device=generator.device) < 0.5).to(outputs) * 2 - 1
     vectors = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
-    signs = signs.reshape(-1, *[1] * (outputs.dim() - 1))
-    plain, signed = products(torch.stack([vectors, signs * vectors])).unbind(0)
-    return bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm())
+    factors = example_factors(outputs)
+    plain, scaled = products(torch.stack([vectors, factors * vectors])).unbind(0)
+    return bool((factors * plain - scaled).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm())
+
+
+def example_factors(outputs: Tensor) -> Tensor:
+    """Return factors of both signs for the examples, (N, 1, ...), all different: equal ones would hide coupling."""
+    generator, count = torch.Generator().manual_seed(1), len(outputs)
+    signs = torch.rand(count, generator=generator, device=generator.device).sub(0.5).sign()
+    sizes = 1 + torch.randperm(count, generator=generator, device=generator.device) / max(1, count)
+    return (signs * sizes).reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)
 
 
 def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:

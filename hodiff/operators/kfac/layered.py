@@ -20,7 +20,7 @@ from hodiff.operators.data.determinism import require_deterministic
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block
-from hodiff.operators.kfac.columns import Loss
+from hodiff.operators.kfac.columns import Loss, example_factors
 from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
@@ -195,8 +195,7 @@ class LayeredOperator(FactoredOperator):
         )
         expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
-        plain = self._gradients(recorded, cotangent[None])
-        signed = self._gradients(recorded, (_signs(recorded.outputs) * cotangent)[None])
+        plain, coupled = self._gradients(recorded, cotangent[None]), self._coupled(recorded, cotangent, eps)
         for source, g in plain.items():
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
@@ -205,9 +204,7 @@ class LayeredOperator(FactoredOperator):
                     f"layers, got those of {source.layer!r}, whose gradient does not match the layer's inputs and "
                     f"outputs; {REMEDY}."
                 )
-            # Squares of an example's gradients do not depend on its sign, unless other examples' outputs enter them.
-            B, other = (moments.of_gradients(source, each, self.sharing) for each in (g, signed[source]))
-            if not bool((B - other).norm() <= eps**0.5 * B.norm()):
+            if source in coupled:
                 raise InputError(
                     f"{type(self).__name__}: model: expected independent rows of the outputs, got a model in which "
                     f"the result of {source.layer!r} for one row affects the outputs of other rows; return the tokens "
@@ -215,9 +212,32 @@ class LayeredOperator(FactoredOperator):
                     "if examples depend on each other."
                 )
 
+    def _coupled(self, recorded: Recorded, cotangent: Tensor, eps: float) -> set[Source]:
+        """Return the blocks whose gradients for one row of the outputs depend on cotangents of other rows."""
+        plain = self._gradients(recorded, cotangent[None])
+        factors = example_factors(recorded.outputs)
+        scaled = self._gradients(recorded, (factors * cotangent)[None])
+        pending = {source for source, g in plain.items() if not _scale_by(factors.flatten(), g, scaled[source], eps)}
+        # Of a layer whose rows have another order, squares of gradients do not depend on the sign of a row. Every two
+        # rows have different signs in some of these.
+        found: set[Source] = set()
+        for bit in range(max(1, (len(factors) - 1).bit_length()) if pending else 0):
+            index = torch.arange(len(factors), device=cotangent.device)
+            signs = (1 - 2 * ((index >> bit) & 1)).to(cotangent).view_as(factors)
+            signed = self._gradients(recorded, (signs * cotangent)[None])
+            for source in pending - found:
+                B, other = (
+                    moments.of_gradients(source, each, self.sharing) for each in (plain[source], signed[source])
+                )
+                if not bool((B - other).norm() <= eps**0.5 * B.norm()):
+                    found.add(source)
+        return found
 
-def _signs(outputs: Tensor) -> Tensor:
-    """Random signs for the rows of outputs, shaped to broadcast with them; the signs of the first two rows differ."""
-    signs = torch.rand(len(outputs), generator=torch.Generator().manual_seed(1), device="cpu").sub(0.5).sign()
-    signs[1:2] = -signs[:1]
-    return signs.reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)
+
+def _scale_by(factors: Tensor, plain: Tensor, scaled: Tensor, eps: float) -> bool:
+    """Whether gradients (1, rows, ...) scale with the factors of the outputs' rows, in the same order."""
+    rows = plain.shape[1]
+    if not len(factors) or rows % len(factors):
+        return False
+    each = factors.repeat_interleave(rows // len(factors)).to(plain).reshape(1, -1, *[1] * (plain.dim() - 2))
+    return bool((scaled - each * plain).norm() <= eps**0.5 * plain.norm())

@@ -195,6 +195,8 @@ class Forms:
 
         def multiplies(multiply: Any, space: Space) -> Any:
             def run(columns: np.ndarray) -> np.ndarray:
+                if np.iscomplexobj(columns):
+                    return run(columns.real) + 1j * run(columns.imag)
                 block = torch.from_numpy(np.ascontiguousarray(columns)).to(space.device, space.dtype)
                 with torch.no_grad():
                     result = multiply(block.reshape(space.size, -1))

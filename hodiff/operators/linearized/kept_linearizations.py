@@ -93,7 +93,9 @@ class KeptLinearizations:
         for linearization, size, index in ((*make(batch), batch.index) for batch in self._batches):
             cached = self._kept.get(index)
             known = self._marks.get(index) if cached is None else mark_of(cached[0].value)
-            if self._compare and known is not None and not mark_of(linearization.value).agrees(known):
+            mark = mark_of(linearization.value)
+            # Compiled products have the number of their graph for a value.
+            if self._compare and known is not None and mark.shapes == known.shapes and not mark.agrees(known):
                 raise another_function(self._caller, index)
             yield linearization, size
 

@@ -64,7 +64,7 @@ class ExampleGradients:
     ):
         function = bound(inputs)
         layers = layer_blocks(model, names) if model is not None else ()
-        self.recorded = Recorded(function, model or nn.Identity(), layers, every=False)
+        self.recorded = Recorded(function, nn.Identity() if model is None else model, layers, every=False)
         if not bool(self.recorded.outputs.isfinite().all()):
             raise InputError(
                 f"{function.caller}: model: expected finite outputs, got NaN or infinity; look for the example whose "

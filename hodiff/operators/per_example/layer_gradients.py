@@ -12,7 +12,7 @@ from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size, spans
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import EigenBlock
-from hodiff.operators.kfac.columns import Columns
+from hodiff.operators.kfac.columns import Columns, example_factors
 from hodiff.operators.kfac.layers import Source, layer_blocks
 from hodiff.operators.kfac.recorded_layers import Recorded
 
@@ -111,9 +111,9 @@ class LayerGradients:
         if not self._sources:
             return
         outputs = self._recorded.outputs
-        factors = random_factors(outputs)
+        factors = example_factors(outputs)
         found, pulled = self._recorded.pull_all(cotangent, self.leaves)
-        other = self._recorded.pull(factors.reshape(1, -1, *[1] * (outputs.dim() - 1)).to(outputs) * cotangent)
+        other = self._recorded.pull((factors * cotangent)[None])
         true = dict(zip(self.leaves, pulled, strict=True))
         eps = self._recorded.rounding
         verified: dict[str, list[Source]] = {}
@@ -154,12 +154,6 @@ def random_cotangent(outputs: Tensor) -> Tensor:
     """Return a random cotangent of the outputs, the same in each call."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
-
-
-def random_factors(outputs: Tensor) -> Tensor:
-    """Return random factors (N,) between 1 and 2, one for each example."""
-    generator = torch.Generator().manual_seed(1)
-    return (1 + torch.rand(len(outputs), generator=generator, device=generator.device)).to(outputs.device)
 
 
 def index_of(source: Source) -> int:
