@@ -61,9 +61,9 @@ def any_in_forward() -> bool:
     """Whether any fully sharded module is in a forward pass, or was in one that raised."""
     if not is_loaded():
         return False
-    from torch.distributed import _composable_state
+    from torch.distributed._composable_state import _module_state_mapping
 
-    return any(_is_forward(state()) for state in list(_composable_state._module_state_mapping.values()))
+    return any(_is_forward(state()) for state in list(_module_state_mapping.values()))
 
 
 def _is_forward(state: Any) -> bool:

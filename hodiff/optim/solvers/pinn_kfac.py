@@ -41,8 +41,9 @@ class PINNKFAC(ResidualOptimizer):
     with factors that are running averages of decay $\beta$, first plain means. In A, a ends in 1 for values and in 0
     for derivatives, as the bias adds to values only. Vectors that do not influence the residual are left out, which
     makes the block of the last layer exact for a linear equation in which a single vector enters, as in Poisson's.
-    Terms without derivatives, such as those of a boundary, share a pair of factors, as do terms with derivatives. The sum of both Kronecker products is inverted
-    exactly. A step costs some gradients, and the memory of the vectors instead of the Jacobian.
+    Terms without derivatives, such as those of a boundary, share a pair of factors, as do terms with derivatives. The
+    sum of both Kronecker products is inverted exactly. A step costs some gradients, and the memory of the vectors
+    instead of the Jacobian.
 
     Args:
         model: Module whose trained parameters are all weights and biases of `torch.nn.Linear`, called as modules.
