@@ -127,6 +127,18 @@ def test_wrong_gradient_warns_once(name):
     assert words in "".join(found)
 
 
+def test_functions_with_the_same_code_are_told_apart_by_what_they_call():
+    def of(op):
+        return lambda x: op(x).square().sum()
+
+    def lost(x):
+        return x.sin().detach() * x
+
+    assert warnings_of(lambda: hodiff.hvp(of(torch.sin), X, X)) == []
+    assert len(warnings_of(lambda: hodiff.hvp(of(lost), X, X), times=2)) == 1
+    assert len(warnings_of(lambda: hodiff.hvp(of(lambda x: lost(x)), X, X))) == 1
+
+
 def test_every_derivative_warns_of_a_wrong_gradient():
     f = CASES["detach"][0]
 

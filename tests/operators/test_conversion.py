@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,3 +117,9 @@ def test_to_sparse_rejects_symmetric_coloring_of_asymmetric_operators():
     assert torch.equal(MatrixOperator(matrix).to_sparse(columns).to_dense(), matrix)
     symmetric = MatrixOperator(matrix + matrix.T, symmetric=True)
     assert torch.equal(symmetric.to_sparse(star).to_dense(), matrix + matrix.T)
+
+
+def test_complex_vectors_of_scipy() -> None:
+    matrix = torch.randn(3, 3, dtype=torch.float64)
+    v = np.array([1 + 2j, 0.5j, -1.0])
+    np.testing.assert_allclose(MatrixOperator(matrix).to_scipy() @ v, matrix.numpy() @ v)

@@ -367,3 +367,31 @@ def test_changed_buffer_is_no_part_of_the_operator() -> None:
     model[1].running_var.mul_(4)
     with pytest.raises(hodiff.InputError, match="expected the same value on every pass"):
         A.diagonal(exact=True)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2), (2, 3), (1, 5)])
+def test_any_two_coupled_examples_are_found(pair: tuple[int, int]) -> None:
+    """Signs of the examples, which are equal for half of the pairs, hid their coupling."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
+    i, j = pair
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return (z - y).square().mean() + (z[i] - z[j]).square().sum()
+
+    problem = model, loss, dict(model.named_parameters()), x, torch.zeros(6, 2).double()
+    A = hodiff.GaussNewtonOperator(*problem)
+    close(A.diagonal(exact=True).value, A.to_dense().diagonal())
+    with pytest.raises(hodiff.InputError, match="couples examples"):
+        hodiff.KFACOperator(*problem).to_dense()
+    with pytest.raises(hodiff.InputError, match="independent examples"):
+        hodiff.per_sample.gradients(*problem)
+
+
+@pytest.mark.slow
+def test_diagonal_after_compiled_products() -> None:
+    model = nn.Linear(3, 2).double()
+    inputs, targets = torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    A = hodiff.GaussNewtonOperator(model, F.mse_loss, dict(model.named_parameters()), inputs, targets, compile=True)
+    dense = A @ torch.eye(8, dtype=torch.float64)
+    close(A.diagonal(exact=True).value, dense.diagonal())

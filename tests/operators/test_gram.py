@@ -1,5 +1,8 @@
 """The Gram operator against Jacobians of torch alone."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from operators.cases import close
@@ -140,3 +143,11 @@ def test_random_models_have_the_matrix_of_one_draw_and_buffers_stay():
     dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2)).to(D)
     K = hodiff.GramOperator(dropout, {n: p.detach() for n, p in dropout.named_parameters()}, torch.randn(5, 3, dtype=D))
     close(K.to_dense(), K @ torch.eye(10, dtype=D))
+
+
+def test_copies_compute_gradients_of_examples_again():
+    model = nn.Linear(3, 2).to(D)
+    K = hodiff.GramOperator(model, {n: p.detach() for n, p in model.named_parameters()}, torch.randn(4, 3, dtype=D))
+    dense = K.to_dense()
+    for copied in (copy.deepcopy(K), pickle.loads(pickle.dumps(K))):
+        close(copied.to_dense(), dense)

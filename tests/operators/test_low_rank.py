@@ -1,6 +1,7 @@
 """Diagonal plus low rank: products, inverse and determinant against dense matrices, and approximations."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -146,3 +147,21 @@ def test_operator_on_parameters():
     for name, each in found.items():
         close(each, expected[name])
     close(B.inverse(damping=0.1).to_dense(), torch.linalg.inv(H.damped(0.1).to_dense()))
+
+
+def test_zero_operators_and_coarse_products():
+    zero = low_rank_approximation(MatrixOperator(torch.zeros(5, 5, dtype=D)), 2)
+    close(zero.to_dense(), torch.zeros(5, 5, dtype=D))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(torch.bfloat16)
+    inputs, targets = torch.randn(4, 3, generator=G), torch.randn(4, 3, generator=G)
+    params = {name: each.detach() for name, each in model.named_parameters()}
+    A = hodiff.GaussNewtonOperator(model, torch.nn.functional.mse_loss, params, inputs.bfloat16(), targets.bfloat16())
+    found, exact = low_rank_approximation(A, 30).to_dense(), A.to_dense()
+    assert (found - exact).norm() < 0.1 * exact.norm()
+
+
+def test_rank_zero_is_the_diagonal():
+    d = torch.tensor([1.0, 2.0, 4.0], dtype=D)
+    A = LowRankPlusDiagonalOperator(d, torch.zeros(3, 0, dtype=D), torch.zeros(0, 0, dtype=D))
+    close(A.inverse().to_dense(), (1 / d).diag())
+    assert A.logdet().value == pytest.approx(math.log(8))
