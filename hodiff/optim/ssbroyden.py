@@ -37,6 +37,9 @@ class SSBroyden(SolverOptimizer):
         lr: Factor of the first length that each line search tries; 1 for quasi-Newton steps.
         max_iter: Maximum number of iterations in a step.
         tolerance_grad: Largest entry of the gradient at which a step ends.
+        process_group: Process group of `torch.distributed` whose ranks train this model, such as
+            `torch.distributed.group.WORLD`. Loss and gradient are means over the ranks. "local" if each rank
+            has a model of its own.
 
     Raises:
         InputError: If a setting is out of its range, or a parameter complex or a DTensor over several ranks.
@@ -57,8 +60,16 @@ class SSBroyden(SolverOptimizer):
     sharded_by_group = None
     whole_state = frozenset({"inverse_hessian", "decrease"})
 
-    def __init__(self, params: Any, lr: float | Tensor = 1.0, max_iter: int = 20, tolerance_grad: float = 1e-12):
-        super().__init__(params, settings_in(locals()), None)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        max_iter: int = 20,
+        tolerance_grad: float = 1e-12,
+        *,
+        process_group: Any = None,
+    ):
+        super().__init__(params, settings_in(locals()), process_group)
 
     # The learning rate belongs to the line search of all groups, too.
     _own = frozenset({"params", "param_names", "initial_lr"})

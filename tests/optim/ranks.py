@@ -78,6 +78,7 @@ GENTLE: dict[str, dict[str, Any]] = {
     "NewtonCG, Gauss-Newton": {"damping": 1.0},
     "LayerwiseGaussNewton": {"damping": 1.0},
     "HessianFree": {"weight_decay": 0.1},
+    "SSBroyden": {"max_iter": 1},
     "HessianFree, preconditioned": {"weight_decay": 0.1},
 }
 CASES = {

@@ -89,7 +89,7 @@ def test_calls_are_as_measured():
     if VERSION not in measured():
         pytest.skip(f"torch {VERSION} was not measured")
     stored = measured()[VERSION]["calls"]
-    some = [call for call in chosen_calls() if stored[call_name(call[0])]][::4]
+    some = [call for call in chosen_calls() if stored.get(call_name(call[0]))][::4]
     assert len(some) > 5
     for f, args, kwargs in some:
         found = apart(defects_of, f, args, kwargs)
