@@ -116,6 +116,7 @@ def leapfrog(q: Tensor, p: Tensor, size: float, steps: int, tolerance: float = 1
         alive = q.isfinite().all(1)
         place, momentum = q[alive], p[alive]
         scale = momentum.abs().amax(1, keepdim=True)
+        # The functions of both equations are called within this step only, so they see its variables.
         half = fixed_point(lambda p: momentum - size / 2 * forces(place, p), momentum, scale, tolerance)  # noqa: B023
         ok = half.isfinite().all(1)
         place, half = place[ok], half[ok]

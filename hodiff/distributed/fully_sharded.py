@@ -16,13 +16,13 @@ from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.stand_ins import ShardedParameter
 from hodiff.errors import InputError
 from hodiff.torch_internals.fully_sharded import (
+    any_exist,
     any_in_forward,
     data_mesh_of,
     has_hooks,
     is_fully_sharded,
     is_gathered,
     is_in_forward,
-    is_loaded,
     offloads,
     precision_of,
     without_hooks,
@@ -42,7 +42,7 @@ def sharded_modules_run() -> bool:
 def require_no_training(name: str, modules: Callable[[], Iterable[nn.Module]]) -> None:
     """Raise if a checkpoint would belong to ordinary training of a fully sharded module, outside of a product."""
     # Hooks gather parameters for torch's own checkpoint only: another second run would leave gradients at None.
-    if not is_loaded() or sharded_modules_run():
+    if sharded_modules_run() or not any_exist():
         return
     if any_in_forward() or any(map(is_fully_sharded, modules())):
         raise InputError(

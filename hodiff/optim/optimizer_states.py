@@ -54,7 +54,11 @@ _SCALARS = {"step", "t"}
 
 
 def require_own_state(
-    caller: str, loaded: Mapping[str, Any], defaults: Mapping[str, Any], whole: Collection[str]
+    caller: str,
+    loaded: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    whole: Collection[str],
+    others: Collection[str],
 ) -> None:
     """Raise on groups and states of another optimizer, and fill in settings, off by default, that older states lack."""
     expected = f"{caller}: load_state_dict: expected what the state_dict of this optimizer returns, got"
@@ -67,7 +71,11 @@ def require_own_state(
         if foreign:
             raise InputError(f"{expected} one whose groups have {_listed(foreign)}; {remedy}")
     for state in loaded["state"].values():
-        missing = [name for name in whole if name not in state] if isinstance(state, dict) else []
+        if not isinstance(state, dict):
+            continue
+        if foreign := sorted(state.keys() & others):
+            raise InputError(f"{expected} one with {_listed(foreign)} for a parameter; {remedy}")
+        missing = [name for name in whole if name not in state]
         if 0 < len(missing) < len(whole):
             raise InputError(
                 f"{expected} one with {_listed(sorted(state))} for a parameter and no "

@@ -79,6 +79,8 @@ class StochasticOptimizer(JointOptimizer):
     complex_too: ClassVar[bool] = False
     # Names of which a parameter's state has all or none.
     whole_state: ClassVar[frozenset[str]] = frozenset()
+    # Names that only states of another optimizer with the same settings have.
+    foreign_state: ClassVar[frozenset[str]] = frozenset()
     # Whether states have at least 32 bits.
     precise_state: ClassVar[bool] = False
     # Whether parameters that are DTensors over several ranks need a process group, or exclude one; None if they are not
@@ -149,7 +151,7 @@ class StochasticOptimizer(JointOptimizer):
         # `load_state_dict` calls this method, too; during a copy there are no groups yet.
         if "param_groups" in vars(self):
             own = {name: value for name, value in self.defaults.items() if name in self.param_groups[0]}
-            require_own_state(self.caller, state, own, self.whole_state)
+            require_own_state(self.caller, state, own, self.whole_state, self.foreign_state)
         super().__setstate__(state)
         self._checked_dtypes = None
 

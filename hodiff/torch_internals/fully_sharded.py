@@ -57,17 +57,25 @@ def is_in_forward(module: Any) -> bool:
     return _is_forward(module._get_fsdp_state())
 
 
+def any_exist() -> bool:
+    """Whether `fully_shard` was applied to any module that still exists."""
+    return is_loaded() and bool(_states())
+
+
 def any_in_forward() -> bool:
     """Whether any fully sharded module is in a forward pass, or was in one that raised."""
-    if not is_loaded():
-        return False
+    return is_loaded() and any(map(_is_forward, _states()))
+
+
+def _states() -> list[Any]:
     from torch.distributed._composable_state import _module_state_mapping
 
-    return any(_is_forward(state()) for state in list(_module_state_mapping.values()))
+    states = [state() for state in list(_module_state_mapping.values())]
+    return [state for state in states if hasattr(state, "_training_state")]
 
 
 def _is_forward(state: Any) -> bool:
-    return getattr(getattr(state, "_training_state", None), "name", None) == "FORWARD"
+    return bool(state._training_state.name == "FORWARD")
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -137,7 +137,7 @@ def by_closure(make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]) 
         def closure() -> Tensor:
             optimizer.zero_grad()
             loss = informed.loss()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             return loss
 
         return lambda: torch.as_tensor(optimizer.step(closure))

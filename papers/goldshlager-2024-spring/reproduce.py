@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def example() -> ModuleType:
     return module
 
 
-def start(seed: int, count: int) -> tuple[ModuleType, nn.Module, object]:
+def start(seed: int, count: int) -> tuple[ModuleType, nn.Module, Any]:
     """Return the example, a wavefunction of helium, and walkers in equilibrium."""
     vmc = example()
     generator = torch.Generator().manual_seed(seed)
@@ -56,8 +57,8 @@ def train(method: str, rate: float, seed: int, count: int, steps: int) -> dict[s
     optimizer = hodiff.optim.SPRING(state, lr=rate, damping=DAMPING, momentum=MOMENTUM[method], norm_constraint=1e-2)
     found: dict[str, list[float]] = {"energy": [], "deviation": [], "seconds": []}
     for _ in range(steps):
-        walkers.walk(state, vmc.MOVES)  # type: ignore[attr-defined]
-        x = walkers.x  # type: ignore[attr-defined]
+        walkers.walk(state, vmc.MOVES)
+        x = walkers.x
         energies = vmc.local_energy(state, vmc.SYSTEMS["helium"].potential, x)
         found["energy"].append(energies.mean().item())
         found["deviation"].append(energies.std().item())
@@ -70,7 +71,7 @@ def train(method: str, rate: float, seed: int, count: int, steps: int) -> dict[s
 def distance_to_dense(count: int = 60) -> float:
     """Compare a step of MinSR with stochastic reconfiguration in the space of parameters; relative distance."""
     vmc, state, walkers = start(0, count)
-    x: Tensor = walkers.x  # type: ignore[attr-defined]
+    x: Tensor = walkers.x
     energies = vmc.centred(vmc.local_energy(state, vmc.SYSTEMS["helium"].potential, x))
     parameters = list(state.parameters())
     rows = []

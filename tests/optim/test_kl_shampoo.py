@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hodiff.errors import InputError
 from hodiff.optim import KLSOAP, KLShampoo
 from hodiff.optim.kronecker.kl_shampoo import inverse_roots
 
@@ -123,3 +124,16 @@ def test_parameters_begin_with_their_first_gradient(kind):
 def test_inverse_roots_of_zero_are_zero():
     values = torch.tensor([[4.0, 1e-8, 1e-20, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float32)
     torch.testing.assert_close(inverse_roots(values), torch.tensor([[0.5, 1e4, 0.0, 0.0], [0.0] * 4]))
+
+
+def test_state_of_klsoap_is_refused():
+    held = []
+    for kind in (KLSOAP, KLShampoo):
+        weight = torch.nn.Parameter(torch.eye(3))
+        optimizer = kind([weight])
+        optimizer.step(lambda weight=weight: weight.square().sum())
+        held.append(optimizer)
+    with pytest.raises(InputError, match=r"KLShampoo: load_state_dict: .* got one with 'exp_avg_sq' for a parameter"):
+        held[1].load_state_dict(held[0].state_dict())
+    with pytest.raises(InputError, match=r"KLSOAP: load_state_dict: .* no 'exp_avg_sq'"):
+        held[0].load_state_dict(held[1].state_dict())

@@ -70,6 +70,7 @@ class Arithmetic:
         """
         from hodiff.operators.linear import inverse
 
+        # Every operator has this mixin, and is the operator that is inverted.
         found: InverseOperator = inverse.InverseOperator(self, method, **options)  # type: ignore[arg-type]
         return found
 

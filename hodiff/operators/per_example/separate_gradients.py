@@ -111,8 +111,8 @@ class BatchedGradients:
         return found
 
 
-class _OtherOutputs(Exception):  # noqa: N818 - it leaves a loop
-    pass
+class _OtherOutputs(Exception):  # noqa: N818 - it is no error, and ends the verification
+    """An example alone has other outputs than in the batch."""
 
 
 class _Sums:

@@ -155,7 +155,8 @@ class KLShampoo(KLSOAP):
     the authors' code, github.com/yorkerlin/KL-Methods.
     """
 
-    whole_state = KLSOAP.whole_state - {"exp_avg_sq"}
+    foreign_state = frozenset({"exp_avg_sq"})
+    whole_state = KLSOAP.whole_state - foreign_state
 
     def _scales(self, states: Sequence[State], projected: Tensor, keep: float) -> Tensor:
         scales = torch.ones_like(projected)

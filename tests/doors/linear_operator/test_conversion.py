@@ -138,7 +138,7 @@ def test_negative_eigenvalues_are_not_set_to_zero():
 @pytest.mark.parametrize("iterative", [False, True])
 @pytest.mark.parametrize("shape", ["alone", "sum", "batch"])
 def test_gradients(iterative, shape):
-    """By the point and by a factor, against torch's of the dense matrix."""
+    """Gradients with respect to the point and a factor equal torch's gradients of the dense matrix."""
     x, scale, b = X.clone().requires_grad_(), torch.tensor(2.0, dtype=D, requires_grad=True), random(N)[:, None]
 
     def value(operator, dense):
