@@ -198,3 +198,17 @@ def test_solve_accepts_one_column_for_a_column_leaf():
     b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     expected = torch.linalg.lstsq(matrix, b[:, None]).solution[:, 0]
     assert torch.allclose(hodiff.estimators.solve(J, b, method="lsmr", tol=1e-10).value, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("method", ["dense", "cg"])
+def test_inverse_of_a_differentiated_factor_is_refused(method, requires_grad):
+    """Products with the operator have a derivative by the factor, and solutions would lose it in silence."""
+    c = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    v = torch.ones(3, dtype=torch.float64, requires_grad=requires_grad)
+    A = c * MatrixOperator(torch.eye(3, dtype=torch.float64), symmetric=True)
+    assert torch.autograd.grad((A @ v).sum(), c)[0] == 3
+    with pytest.raises(hodiff.InputError, match="InverseOperator @ v: expected an operator of constants"):
+        A.inverse(method) @ v
+    with torch.no_grad():
+        torch.testing.assert_close(A.inverse(method) @ v, v / 2)

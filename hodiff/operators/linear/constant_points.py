@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hodiff.common.trees import PyTree, tensors_in
@@ -38,6 +40,26 @@ def require_constants_held(caller: str, *held: Any, advice: str = _ADVICE) -> No
             f"{caller}: expected constants, got an operator or function with a tensor that an outer transform "
             f"differentiates or batches, whose derivative would be lost; {advice}"
         )
+
+
+def require_no_gradients(operator: Any) -> None:
+    """Raise if plain autograd would record a tensor that an operator multiplies by, in a product that hides it."""
+    if torch.is_grad_enabled() and any(each.requires_grad for each in _own_tensors(operator)):
+        raise InputError(
+            f"{type(operator).__name__} @ v: expected an operator of constants, got one with a tensor that requires a "
+            "gradient, whose derivative would be lost; detach it, or use hodiff.implicit.linear_solve for systems."
+        )
+
+
+def _own_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors that an operator and its parts multiply by: factors, matrices and diagonals."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _own_tensors(each)
+    elif not getattr(value, "made_of_constants", True):
+        yield from _own_tensors(list(vars(value).values()))
 
 
 def _tensors(held: tuple[Any, ...]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
 from hodiff.estimators.systems.solve import METHODS, Solution, require_options, solve
+from hodiff.operators.linear.constant_points import require_no_gradients
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 
 RECTANGULAR = "lsmr"
@@ -180,8 +181,10 @@ class InverseOperator(LinearOperator):
 
     def multiply(self, block: Tensor) -> Tensor:
         """Solve for each column."""
+        require_no_gradients(self)
         return self._solutions.of(block, transposed=False)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """Solve with the transpose, which is the transpose of the inverse."""
+        require_no_gradients(self)
         return self._solutions.of(block, transposed=True)

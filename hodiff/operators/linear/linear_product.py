@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.common.overriding import tensors_alone
 from hodiff.common.running_pass import running_pass
-from hodiff.operators.linear.constant_points import require_constants_held
+from hodiff.operators.linear.constant_points import require_constants_held, require_no_gradients
 from hodiff.torch_internals.autograd.batching import is_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.tensors import share_storage
@@ -66,6 +66,7 @@ def _multiply(operator: Any, block: Tensor) -> Tensor:
         return _own(operator.multiply(block), block)
     if not operator.made_of_constants:
         require_constants_held(f"{type(operator).__name__} @ v", operator)
+        require_no_gradients(operator)
     differentiable: Tensor = LinearProduct.apply(block, operator)
     return differentiable
 
