@@ -11,18 +11,19 @@ from typing import Any
 import torch
 from gpytorch.functions.matern_covariance import MaternCovariance
 from gpytorch.functions.rbf_covariance import RBFCovariance
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, LinearKernel
 from gpytorch.settings import detach_test_caches
 from linear_operator import settings
 from linear_operator.functions._inv_quad import InvQuad
 from linear_operator.functions._matmul import Matmul
 from linear_operator.functions._solve import Solve
-from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
+from linear_operator.operators import CholLinearOperator, MatmulLinearOperator, TriangularLinearOperator
 from linear_operator.utils import linear_cg
 from torch import Tensor
 
 from hodiff.corrections import corrected
 from hodiff.implicit import linear_solve
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 # Factor between the tolerances of conjugate gradients and of the solution.
 FINER = 0.1
@@ -39,6 +40,7 @@ def higher_order() -> Iterator[None]:
     |---|---|
     | `RBFKernel`, `MaternKernel` by lengthscale | the formula |
     | distances that are cut off at 1e-15 | distances, also of equal points (`hodiff.corrected()`) |
+    | `LinearKernel` of equal points, as of a single variable | the product of both points |
     | `A @ v`, `A.inv_quad(b)` | the product, and $b^T A^{-1} b$ |
     | `A.solve(b)`, Cholesky or conjugate gradients | the same method, by `hodiff.implicit.linear_solve` if iterative |
     | `A.logdet()`, `A.inv_quad_logdet(b)` by random vectors | always by a Cholesky factor |
@@ -101,6 +103,15 @@ def _distances(
         x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)
     differences = x1 - x2 if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
     return differences.square().sum(-1) if square_dist else torch.linalg.vector_norm(differences, dim=-1)
+
+
+def _linear(kernel: LinearKernel, x1: Tensor, x2: Tensor, *args: Any, **options: Any) -> Any:
+    """Compute `LinearKernel.forward`, whose shortcut takes equal points for the same variable."""
+    if x1 is x2 or not may_be_differentiated((x1, x2)) or args or options.get("last_dim_is_batch"):
+        return _LINEAR(kernel, x1, x2, *args, **options)
+    root = kernel.variance.sqrt()
+    product = MatmulLinearOperator(x1 * root, (x2 * root).mT)
+    return product.diagonal(dim1=-1, dim2=-2) if options.get("diag") else product
 
 
 def _product(tree: Any, right: Tensor, *matrix: Tensor) -> Tensor:
@@ -169,6 +180,7 @@ RULES: dict[Any, Callable[..., Tensor]] = {
     InvQuad: _inverse_form,
 }
 _DISTANCES = Kernel.covar_dist
+_LINEAR = LinearKernel.forward
 _lock = Lock()
 _open = 0
 
@@ -183,6 +195,7 @@ def _replaced() -> Iterator[None]:
             for function, rule in RULES.items():
                 function.apply = staticmethod(rule)
             Kernel.covar_dist = _distances
+            LinearKernel.forward = _linear
     try:
         yield
     finally:
@@ -192,3 +205,4 @@ def _replaced() -> Iterator[None]:
                 for function in RULES:
                     del function.apply
                 Kernel.covar_dist = _DISTANCES
+                LinearKernel.forward = _LINEAR

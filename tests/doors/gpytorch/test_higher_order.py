@@ -182,6 +182,22 @@ def test_kernels_at_equal_points(kernel, slope, diagonal):
         close(hodiff.laplacian(lambda x: of(x[None]))(center[0]), torch.tensor(-12 * slope, dtype=D))
 
 
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_linear_kernel_at_equal_points(diagonal):
+    """GPyTorch takes equal points for one variable, in which the product is quadratic."""
+    kernel = gpytorch.kernels.LinearKernel().double().requires_grad_(False)
+    center = torch.tensor([[0.3, -0.2, 1.0]], dtype=D)
+
+    def of(x):
+        found = kernel(x, center, diag=diagonal)
+        return (found if diagonal else found.to_dense()).sum()
+
+    with higher_order():
+        close(torch.func.grad(of)(center.clone()), kernel.variance.reshape(()) * center)
+        for H in (hodiff.hessian_matrix(of, center.clone()), torch.func.hessian(of)(center.clone()).view(3, 3)):
+            close(H, torch.zeros(3, 3, dtype=D))
+
+
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(nu=2.5)])
 def test_predictions_at_training_points(kernel):
     process = Process(kernel(), gpytorch.likelihoods.GaussianLikelihood()).double().eval()
