@@ -14,8 +14,9 @@ from pathlib import Path
 _PUBLIC = "torch.utils._pytree"
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 _OF_NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make", "_field_defaults"}
-# Also of MACE's calculator, which has no public function for its graphs.
-_ALLOWED = {*_OF_NAMED_TUPLES, "_atoms_to_batch"}
+# Also of packages without a public function for it: the graphs of MACE's calculator, and the methods that operators of
+# linear_operator implement.
+_ALLOWED = {*_OF_NAMED_TUPLES, "_atoms_to_batch", "_matmul", "_cholesky_solve", "_solve_preconditioner"}
 _OWN = {"self", "cls"}
 # Attributes that Python and torch add to each class.
 _OF_CLASSES = {"_abc_impl", "_backward_cls"}
