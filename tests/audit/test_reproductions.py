@@ -56,7 +56,8 @@ def script_of(op) -> str:
 
 @pytest.fixture(scope="module")
 def script() -> str:
-    op = operator(torch.linalg.det, torch.tensor([[1.0, 2.0], [-0.5, 3.0]], dtype=D))
+    matrix, scales = torch.tensor([[1.0, 2.0], [-0.5, 3.0]], dtype=D), torch.tensor([0.5, 0.75], dtype=D)
+    op = operator(torch.linalg.householder_product, matrix, scales)
     return reproduction(op, count=6, seed=0, smaller=False)["script"]
 
 
@@ -70,7 +71,7 @@ def test_script_reproduces_a_wrong_second_derivative(script):
 
 
 def test_script_has_the_closed_form(script):
-    """The determinant of X + t V is a quadratic polynomial, whose second difference is its second derivative."""
+    """The product of reflections is a quadratic polynomial of t, whose second difference is its second derivative."""
     names = {}
     exec(script.split("print(f")[0], names)
     left, middle, right = (float(names["f"](torch.tensor(t, dtype=D))) for t in (-1.0, 0.0, 1.0))

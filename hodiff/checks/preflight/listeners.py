@@ -24,7 +24,7 @@ from hodiff.corrections.rules.linalg.symmetric import are_nearly_equal
 from hodiff.derivatives.capture.refusals import line_now
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks
-from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
+from hodiff.torch_internals.autograd.graph_nodes import called_functions, raises_when_run
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 
@@ -295,15 +295,14 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def _model_called() -> bool:
     """Whether the model made the running call, and not hodiff or the `forward` of a Function, which have own rules."""
-    nearest = ""
+    nearest, frames = "", []
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if not name.startswith(_HERE):
-            if name == "torch.autograd.function" and frame.f_code.co_name == "apply":
-                return False
+            frames.append(frame)
             nearest = nearest or ("" if name.partition(".")[0] == "torch" else name)
         elif nearest:
             break
         frame = frame.f_back
-    return not nearest.startswith("hodiff.")
+    return not nearest.startswith("hodiff.") and not any(called_functions(frames))
