@@ -267,9 +267,7 @@ class AsOnGPU(TorchFunctionMode):
     """Says of all tensors that they are on a GPU, where recurrent layers move their weights together for cuDNN."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func == torch.Tensor.is_cuda.__get__:
-            return True
-        return False if func is torch._use_cudnn_rnn_flatten_weight else func(*args, **(kwargs or {}))
+        return True if func == torch.Tensor.is_cuda.__get__ else func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
@@ -277,6 +275,8 @@ class AsOnGPU(TorchFunctionMode):
 def test_replaced_parameters_of_a_layer_on_a_gpu(kind, route, monkeypatch):
     """In forward mode and torch.func, tensors have no address that torch could ask for."""
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
+    # Builds of torch for CUDA move the weights, also without a GPU.
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
     torch.manual_seed(0)
     layer, x = kind(2, 3).double(), normal(4, 2, 2)
     parameters = {name: each.detach() for name, each in layer.named_parameters()}
