@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.exchanges import exchanging
 from hodiff.errors import InputError
 from hodiff.estimators.probes import draw
 from hodiff.estimators.results import precise
