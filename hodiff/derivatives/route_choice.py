@@ -11,6 +11,7 @@ import torch
 
 from hodiff.common.options import require_choice
 from hodiff.derivatives.origin import function_at_fault, raised_by_user
+from hodiff.distributed.exchanges import leave_note
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -174,6 +175,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
             # Once a route has failed, a later one may lose the derivative on its way.
             lost = bool(said) and isinstance(error, InputError)
             if not unavailable(error) and not _unrecorded(error, name) and not lost:
+                leave_note(error)
                 raise
             said[name] = error
             if isinstance(error, UnrecordedGradientError):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.errors import InputError, RankError
+from hodiff.errors import InputError
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -134,29 +133,6 @@ class Layout:
         return DTensor.from_local(
             local.detach().contiguous(), self.mesh, placements, run_check=False, shape=self.shape, stride=stride
         )
-
-
-# Path of a source file, with which the messages of gloo begin.
-_OF_GLOO = "gloo/transport"
-
-
-@contextmanager
-def exchanging(what: str, *, others: bool = False) -> Iterator[None]:
-    """Turn torch's errors of an exchange `what` into a `RankError`; those of `others`, code in between, stay."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, RankError):
-        raise
-    except RuntimeError as error:
-        of_group = isinstance(error, getattr(torch.distributed, "DistError", ())) or _OF_GLOO in str(error)
-        if others and not of_group:
-            raise
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise RankError(
-            f"{what}: expected all ranks of the device mesh to take part, and an exchange with them failed. Another "
-            "rank raised an error, stopped, or took another branch of the function: read its output first. torch says: "
-            f"{reason}."
-        ) from error
 
 
 def _moved(placement: Any) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
-from hodiff.distributed.layouts import Layout, exchanging
+from hodiff.distributed.exchanges import exchanging
+from hodiff.distributed.layouts import Layout
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from hodiff.distributed.exchanges import leaving_notes
 from hodiff.distributed.layouts import Layout
 from hodiff.distributed.linear_maps import gather
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
@@ -100,7 +101,7 @@ def saving_shards(record: Callable[[], T]) -> T:
     graph = _Graph()
     token = _graph.set(graph)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(graph.pack, graph.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(graph.pack, graph.unpack), leaving_notes():
             return record()
     except RuntimeError as error:
         if _REFUSED not in str(error):

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import Layout, any_distributed, exchanging, is_distributed, layout_of
+from hodiff.distributed.exchanges import exchanging
+from hodiff.distributed.layouts import Layout, any_distributed, is_distributed, layout_of
 from hodiff.distributed.linear_maps import as_dtensor, as_local
 from hodiff.errors import InputError
 

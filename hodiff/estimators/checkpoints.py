@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ from torch import Tensor
 from hodiff.common.options import require_int
 from hodiff.common.trees import describe
 from hodiff.distributed.vectors import reduce_over
-from hodiff.errors import InputError
+from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.estimators.results import precise
 from hodiff.estimators.saved_vectors import SavedVectors
 from hodiff.estimators.view import View
 
 FILE = "state.json"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Checkpoint:
     of ranks, and returns the numbers of an uninterrupted run up to rounding. Vectors are saved by
     `torch.distributed.checkpoint`, each rank its own part. One product with a random vector compares the operator with
     that of the saved run. A new state replaces the old one when it is complete, so that an interrupted save does no
-    harm. A finished run leaves its last state; delete the folder to start again.
+    harm. Missing, truncated and changed files raise an `InputError`, by their checksums; if `state.json` itself is
+    missing, the run starts again, with a warning if the folder has vectors. A finished run leaves its last state;
+    delete the folder to start again.
 
     Args:
         folder: The folder, created if needed; for several ranks on a file system that they share. Each call needs its
@@ -169,7 +172,7 @@ class Stages:
         if self._first_rank:
             try:
                 new = self._folder / f"{FILE}.new"
-                new.write_text(json.dumps(record))
+                new.write_text(json.dumps({**record, "checksum": _checksum(record)}))
                 os.replace(new, self._folder / FILE)
             except OSError as caught:
                 error = caught
@@ -177,25 +180,32 @@ class Stages:
                 for each in self._folder.glob("products-*"):
                     if each.name != vectors:
                         shutil.rmtree(each, ignore_errors=True)
-        failed = torch.tensor([float(error is not None)], device=view.device)
-        if bool(failed if view.shards is None else reduce_over(view.shards.mesh, failed)):
-            raise self._vectors.unwritable(str(error or "an error of the first rank")) from error
+        if reason := self._vectors.of_any_rank(None if error is None else str(error)):
+            raise self._vectors.unwritable(reason) from error
 
     def _read(self) -> dict[str, Any] | None:
         """Read the record; all ranks must find the same one."""
         assert self._folder is not None
-        file, record = self._folder / FILE, None
-        if file.exists():
-            try:
-                record = json.loads(file.read_text())
-                known = record["format"] == FORMAT
-            except (ValueError, KeyError, TypeError):
-                known = False
-            if not known:
-                raise InputError(
-                    f"{self._view.caller}: checkpoint: expected a folder that is empty or has a state of this version "
-                    f"of hodiff, got {file}; pass another folder."
+        record, reason = None, None
+        try:
+            record = json.loads((self._folder / FILE).read_bytes())
+            if record.pop("checksum") != _checksum(record):
+                reason = f"a changed file {FILE}"
+            elif record["format"] != FORMAT:
+                reason = f"a file {FILE} of another version"
+        except (FileNotFoundError, NotADirectoryError):
+            rest = sorted(each.name for each in self._folder.glob("products-*"))
+            if rest and self._first_rank:
+                warnings.warn(
+                    f"{self._view.caller}: checkpoint: the folder {self._folder} has {rest[-1]} and no {FILE}, so the "
+                    "run starts again. A run that was interrupted while it saved its first state leaves such a folder; "
+                    "otherwise stop, and restore the file.",
+                    HodiffWarning,
+                    stacklevel=levels_to_the_caller(),
                 )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = f"a file {FILE} that is no state ({type(error).__name__})"
+        self._vectors.require_whole(reason)
         if self._view.shards is not None:
             found = torch.tensor([-1 if record is None else record["products"]], device=self._view.device)
             least, most = (int(reduce_over(self._view.shards.mesh, found.clone(), each)) for each in ("MIN", "MAX"))
@@ -254,3 +264,7 @@ class Stages:
     def _first_rank(self) -> bool:
         shards = self._view.shards
         return shards is None or int(shards.mesh.mesh.flatten()[0]) == dist.get_rank()
+
+
+def _checksum(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.exchanges import exchanging
+from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError
 from hodiff.estimators.probes import draw
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
-# Relative difference of a sum over the numbers of a vector that another order of its terms may cause.
-_ROUNDING = 1e-10
+# Number of bytes that are read at once.
+_PART = 2**24
 
 # Blocks (n, k) by stage and name.
 Blocks = dict[str, dict[str, Tensor]]
@@ -48,11 +49,12 @@ class SavedVectors:
                 stage: {key: [block.shape[1], str(block.dtype), block.stride(1)] for key, block in each.items()}
                 for stage, each in blocks.items()
             },
-            "sums": {key: each.tolist() for key, each in self._sums(blocks).items()},
+            "checksums": self._checksums(name),
         }
 
     def load(self, record: dict[str, Any]) -> Blocks:
-        """Load the blocks of a record; raise if files or numbers are not those that were saved."""
+        """Load the blocks of a record; raise if files are not those that were saved."""
+        self._require_files(record["vectors"], record["checksums"])
         blocks = {
             stage: {
                 key: self._empty(count, getattr(torch, dtype.removeprefix("torch.")), by_rows=stride == 1)
@@ -63,30 +65,48 @@ class SavedVectors:
         leaves = self._leaves(blocks)
         self._move("load", leaves, record["vectors"])
         self._join(leaves, blocks)
-        self._require_sums(blocks, record["sums"])
         return blocks
 
-    def _sums(self, blocks: Blocks) -> dict[str, Tensor]:
-        """Return sums over the numbers of each vector with random signs, which change if a number does."""
-        probe = precise(self.probe)
-        return {
-            f"{stage}/{name}": self._view.gram(probe, precise(block))[0]
-            for stage, named in blocks.items()
-            for name, block in named.items()
-        }
+    def _checksums(self, name: str) -> dict[str, int]:
+        """Return the checksums of all files, each computed by the rank that wrote it."""
+        rank, size = self._place
+        files = sorted((self._folder / name).glob(f"__{rank}_*")) + [self._folder / name / ".metadata"] * (not rank)
+        own = {each.name: _checksum(each) for each in files}
+        if size == 1:
+            return own
+        every: list[Any] = [None] * size
+        with exchanging("exchanging checksums"):
+            dist.all_gather_object(every, own, group=self._group)
+        return {file: number for each in every for file, number in each.items()}
 
-    def _require_sums(self, blocks: Blocks, saved: dict[str, list[float]]) -> None:
-        """Raise if vectors are not those that were saved, as torch does not check the numbers in its files."""
-        sizes = [self._view.norms(block) for named in blocks.values() for block in named.values()]
-        for (name, now), size in zip(self._sums(blocks).items(), sizes, strict=True):
-            before = torch.tensor(saved[name], dtype=now.dtype, device=now.device)
-            if not bool(((now - before).abs() <= _ROUNDING * size).all()):
-                raise self._damaged(f"other numbers in {name}")
+    def _require_files(self, name: str, checksums: dict[str, int]) -> None:
+        """Raise on all ranks if a file was changed, as torch does not check the numbers in its files."""
+        reason, (rank, size) = None, self._place
+        for file, expected in list(checksums.items())[rank::size]:
+            try:
+                if _checksum(self._folder / name / file) != expected:
+                    reason = f"a changed file {name}/{file}"
+            except OSError as error:
+                reason = f"no file {name}/{file} ({type(error).__name__})"
+        self.require_whole(reason)
+
+    def require_whole(self, reason: str | None) -> None:
+        """Raise on all ranks if one of them has a reason why the folder has no whole state."""
+        if reason := self.of_any_rank(reason):
+            raise self._damaged(reason)
+
+    def of_any_rank(self, reason: str | None) -> str | None:
+        """Return a reason to raise if any rank has one."""
+        if self._view.shards is None:
+            return reason
+        failed = torch.tensor([float(reason is not None)], device=self._view.device)
+        failed = reduce_over(self._view.shards.mesh, failed)
+        return reason or ("an error on another rank, which names the file," if bool(failed) else None)
 
     def _damaged(self, what: str) -> InputError:
         return InputError(
-            f"{self._view.caller}: checkpoint: expected a folder with the files of a whole state, got {what} in "
-            f"{self._folder}; restore the files, or pass another folder to start again."
+            f"{self._view.caller}: checkpoint: expected an empty folder, or all files of a state of this version of "
+            f"hodiff, got {what} in {self._folder}; restore the files, or pass another folder to start again."
         )
 
     def unwritable(self, reason: str) -> InputError:
@@ -102,15 +122,7 @@ class SavedVectors:
             raise InputError("Checkpoint: expected torch with torch.distributed, got a build without it.")
         import torch.distributed.checkpoint as dcp
 
-        options: dict[str, Any] = {"no_dist": True}
-        if self._view.shards is not None:
-            mesh = self._view.shards.mesh
-            if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
-                raise InputError(
-                    f"Checkpoint: expected a device mesh of one dimension or of all ranks, got {mesh} of "
-                    f"{dist.get_world_size()} ranks; save states on all ranks."
-                )
-            options = {"process_group": mesh.get_group() if mesh.ndim == 1 else None}
+        options = {"no_dist": True} if self._view.shards is None else {"process_group": self._group}
         try:
             with exchanging("saving or loading a state"), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
@@ -121,6 +133,23 @@ class SavedVectors:
             if action == "load":
                 raise self._damaged(reasons[0]) from error
             raise self.unwritable(reasons[0]) from error
+
+    @property
+    def _group(self) -> Any:
+        """The process group of the ranks that have the vectors; None for all ranks."""
+        assert self._view.shards is not None
+        mesh = self._view.shards.mesh
+        if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
+            raise InputError(
+                f"Checkpoint: expected a device mesh of one dimension or of all ranks, got {mesh} of "
+                f"{dist.get_world_size()} ranks; save states on all ranks."
+            )
+        return mesh.get_group() if mesh.ndim == 1 else None
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This rank, by which torch names its files, and the number of ranks."""
+        return (0, 1) if self._view.shards is None else (dist.get_rank(self._group), dist.get_world_size(self._group))
 
     @property
     def _shapes(self) -> Sequence[torch.Size]:
@@ -157,3 +186,11 @@ class SavedVectors:
         shape = (self._view.n, count) if by_rows else (count, self._view.n)
         block = torch.empty(shape, dtype=dtype, device=self._view.device)
         return block if by_rows else block.t()
+
+
+def _checksum(file: Path) -> int:
+    found = 0
+    with file.open("rb") as stream:
+        while part := stream.read(_PART):
+            found = zlib.crc32(part, found)
+    return found

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hodiff.common.complex_numbers import as_real
-from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.exchanges import exchanging
 from hodiff.errors import InputError
 from hodiff.operators.data.distributed import rank_in, require_group, size_of
 from hodiff.torch_internals.process_groups import default_store, is_sharded, number_of_ranks

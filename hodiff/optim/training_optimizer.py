@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.common.trees import describe
-from hodiff.distributed.layouts import exchanging, local_part
+from hodiff.distributed.exchanges import leaving_notes
+from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
@@ -174,7 +175,7 @@ class StochasticOptimizer(JointOptimizer):
             parameter.grad = None
         given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
         # Modules under `fully_shard` exchange their parameters and gradients in the closure and in its backward pass.
-        ranks = exchanging("evaluating the closure", others=True) if self.sharded else nullcontext()
+        ranks = leaving_notes("evaluating the closure") if self.sharded else nullcontext()
         with torch.enable_grad(), ranks:
             loss = closure()
             # A closure that called backward is recognized by the gradients that it wrote.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from hodiff.distributed.exchanges import IgnoringErrors
 from hodiff.errors import RouteError
 from hodiff.graphs import lead_to
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope_of
@@ -135,11 +136,10 @@ def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
 
 def _refuse(find: Callable[[], Suspect | None], begin_again: Callable[[Suspect], None]) -> None:
     """Raise for the suspect that a search finds, and schedule it for the next check."""
-    try:
+    lost = None
+    # The function may not accept other points.
+    with IgnoringErrors():
         lost = find()
-    except Exception:
-        # The function may not accept other points, so its errors at them are ignored.
-        return
     if lost is not None:
         begin_again(lost)
         raise UnrecordedGradientError(lost_slope_of(lost.node, linear=lost.linear))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
+from hodiff.distributed.exchanges import IgnoringErrors
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.recompute.slopes import (
     can_run_again,
@@ -101,7 +102,8 @@ def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
         return True
     seed = torch.Generator().manual_seed(0)
     draw = RandomState(given, foreign=True)
-    try:
+    # A backward may not accept other cotangents.
+    with IgnoringErrors():
         with outside_transforms():
             probe = [normal_like(each, seed) for each in cotangents]
             twice, zeros = ([n * each if has_derivatives(each) else each for each in probe] for n in (2, 0))
@@ -112,9 +114,7 @@ def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
             # A gradient that backward adds may be small beside the other gradients.
             added = bool((nothing.isfinite() & (nothing != 0)).any())
             return not added and not (again - 2 * once).norm() > 1e-3 * again.norm()
-    except Exception:
-        # A backward may not accept other cotangents, so its errors at them are ignored.
-        return True
+    return True
 
 
 def _replayed(draw: RandomState, function: Callable[..., Any], *args: Any) -> Any:
@@ -152,12 +152,13 @@ def _loses(
                 step if (i < len(points)) is by_points else torch.zeros_like(step)
                 for i, step in enumerate(steps_at(centre, seed, eps))
             ]
-            try:
-                differs = _differs(slope_at_place, centre, steps, eps)
-            except Exception:
-                return None
-            if differs and not _agrees_farther(slope_at_place, centre, steps, eps):
-                return True
+            with IgnoringErrors():
+                if _differs(slope_at_place, centre, steps, eps) and not _agrees_farther(
+                    slope_at_place, centre, steps, eps
+                ):
+                    return True
+                continue
+            return None
         return False
 
     aside = [[x.detach() + offset * size_of(x) * normal_like(x, seed) for x in points] for offset in OFFSETS]
@@ -174,12 +175,12 @@ def _agrees_farther(
 ) -> bool:
     """Whether the graph of a gradient has its differences along longer steps, which digits that cancel disturb less."""
     for factor in _LONGER:
-        try:
+        with IgnoringErrors():  # the domain may end before
             # A difference that bends more would be compared too coarsely to find a lost part.
             if _differs(slope_at_place, centre, [factor * step for step in steps], eps, share=1e-3) is False:
                 return True
-        except Exception:  # the domain may end before
-            return False
+            continue
+        return False
     return False
 
 

@@ -1,5 +1,6 @@
 """One rank, run by test_checkpoints.py: interrupted computations resume on another number of ranks."""
 
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.func import functional_call
 from hodiff import HessianOperator, InputError
 from hodiff.estimators import Checkpoint, eigsh, solve, spectral_density
 
+TRIALS = 5
 # Of the run: beside the folder of the rendezvous file.
 FOLDER = Path(sys.argv[2] if len(sys.argv) > 2 else ".").absolute().parent.parent
 generator = torch.Generator().manual_seed(1)
@@ -101,5 +103,38 @@ def checkpoints() -> None:
             eigsh(B, 2, method="lanczos", checkpoint=FOLDER / "other")
 
 
+def damage() -> None:
+    """Flipped bytes and truncations of every file end in an error on all ranks, or in the right numbers."""
+    count, folder, draw = dist.get_world_size(), FOLDER / "damaged", random.Random(0)
+    if count == 1 or not (FOLDER / "states").exists() or folder.exists():
+        return
+    dist.barrier()
+    sharded = model()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (count,)))
+    A = operator(sharded, (own(X), own(Y)), dist.group.WORLD)
+    truth = compute("solve", A, ones_like(A), checkpoint=Checkpoint(folder, every=5))["solution"]
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    assert len(files) == 2 + count
+    for file in files:
+        whole, refused = file.read_bytes(), 0
+        for _ in range(TRIALS):
+            dist.barrier()
+            place, change, cut = draw.randrange(len(whole)), draw.randrange(1, 256), draw.random() < 0.5
+            if dist.get_rank() == 0:
+                file.write_bytes(whole[:place] + (b"" if cut else bytes([whole[place] ^ change]) + whole[place + 1 :]))
+            dist.barrier()
+            try:
+                found = compute("solve", A, ones_like(A), checkpoint=folder)["solution"]
+            except InputError as error:
+                assert file.name in str(error) or "another rank" in str(error)  # noqa: PT017
+                refused += 1
+            else:
+                assert torch.equal(found, truth)
+        assert refused > TRIALS / 2
+        dist.barrier()
+        if dist.get_rank() == 0:
+            file.write_bytes(whole)
+
+
 if __name__ == "__main__":
-    run(checkpoints)
+    run(checkpoints, damage)

@@ -1,6 +1,7 @@
 """States of long computations: a run that an error interrupts resumes with the numbers of an uninterrupted one."""
 
 import json
+import random
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
-from hodiff import ConvergenceError, HessianOperator, InputError
+from hodiff import ConvergenceError, HessianOperator, HodiffWarning, InputError
 from hodiff.estimators import Checkpoint, eigsh, solve, spectral_density
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import view_of
@@ -170,7 +171,7 @@ def test_states_of_other_runs_are_refused(tmp_path):
         eigsh(POSITIVE, 2, method="lanczos", checkpoint=tmp_path / "solve")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "state.json").write_text("{}")
-    with pytest.raises(InputError, match="eigsh: checkpoint: expected a folder that is empty"):
+    with pytest.raises(InputError, match="eigsh: checkpoint: expected an empty folder, or all files of a state"):
         eigsh(POSITIVE, 2, method="lanczos", checkpoint=tmp_path / "broken")
 
 
@@ -198,8 +199,45 @@ def test_damaged_states_are_refused(tmp_path, damage):
     solve(POSITIVE, B, checkpoint=Checkpoint(tmp_path, every=10))
     (file,) = tmp_path.glob("products-*/*.distcp")
     damage(file)
-    with pytest.raises(InputError, match="solve: checkpoint: expected a folder with the files of a whole state, got"):
+    with pytest.raises(
+        InputError, match=r"expected an empty folder, or all files of a state .*, got (a changed|no) file products-"
+    ):
         solve(POSITIVE, B, checkpoint=tmp_path)
+
+
+@pytest.mark.slow
+def test_every_changed_byte_is_refused_or_harmless(tmp_path):
+    """Flipped bytes and truncations of all files; a byte between two words of JSON may change nothing."""
+    truth = solve(POSITIVE, B, tol=1e-12)
+    solve(POSITIVE, B, tol=1e-12, checkpoint=Checkpoint(tmp_path, every=10))
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert len(files) == 3
+    draw = random.Random(0)
+    for file in files:
+        whole, refused = file.read_bytes(), 0
+        for _ in range(60):
+            place = draw.randrange(len(whole))
+            flipped = whole[:place] + bytes([whole[place] ^ draw.randrange(1, 256)]) + whole[place + 1 :]
+            file.write_bytes(draw.choice([flipped, whole[:place]]))
+            try:
+                found = solve(POSITIVE, B, tol=1e-12, checkpoint=tmp_path)
+            except InputError as error:
+                assert file.name in str(error)  # noqa: PT017
+                refused += 1
+            else:
+                assert torch.equal(found.value, truth.value)
+        assert refused > 50
+        file.write_bytes(whole)
+
+
+def test_a_lost_state_starts_again_with_a_warning(tmp_path):
+    solve(POSITIVE, B, checkpoint=Checkpoint(tmp_path, every=10))
+    (tmp_path / "state.json").unlink()
+    A = Wrapped(POSITIVE)
+    with pytest.warns(HodiffWarning, match="solve: checkpoint: .* no state.json, so the run starts again"):
+        solve(A, B, checkpoint=Checkpoint(tmp_path, every=10))
+    assert A.products > 30
+    assert (tmp_path / "state.json").exists()
 
 
 def test_folders_that_cannot_be_written_are_refused(tmp_path):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.exchanges import exchanging
 from hodiff.distributed.points import ShardedPoint
 from hodiff.distributed.vectors import reduce_over
 from hodiff.errors import InputError

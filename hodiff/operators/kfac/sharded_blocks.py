@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hodiff.distributed.layouts import exchanging
+from hodiff.distributed.exchanges import exchanging
 from hodiff.distributed.linear_maps import gather, scatter
 from hodiff.distributed.owners import least_loaded
 from hodiff.distributed.points import ShardedPoint

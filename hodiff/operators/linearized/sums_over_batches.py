@@ -16,6 +16,7 @@ from hodiff.common.running_pass import running_pass
 from hodiff.common.trees import strided
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import raise_if_unavailable, refused
+from hodiff.distributed.exchanges import leave_note
 from hodiff.estimators import DiagonalEstimate
 from hodiff.kernels.turning import turned
 from hodiff.operators.data.batches import Batch, Batches, Size
@@ -55,6 +56,7 @@ class SumsOverBatches(LinearOperator):
             try:  # without the context `refused`, which costs more than the rest of this method
                 return self._sum(lambda each: self._columns(each, block), block.shape)
             except Exception as error:
+                leave_note(error)
                 raise_if_unavailable(error, type(self).__name__)
                 raise
 
@@ -112,6 +114,7 @@ class SumsOverBatches(LinearOperator):
             try:
                 products = product(self.domain.split_vector(v))
             except Exception as error:
+                leave_note(error)
                 raise_if_unavailable(error, type(self).__name__)
                 raise
             # Joining copies, so that the result shares no memory with the vector or with the recorded graph.
