@@ -105,12 +105,14 @@ def disagreements(
     own = _product(coloring, side, values, vector, product.dtype)
     off = (product - own).abs_()
     # This picks too many rows where terms of A v cancel by chance.
-    rows = (off > tolerance * product.abs()).nonzero()[:, 0]
+    rows = (off > product.abs().mul_(tolerance)).nonzero()[:, 0]
     if len(rows):
-        scale = product.abs() + _product(coloring, side, values.abs(), vector.abs(), product.dtype)
-        is_off = off[rows] > tolerance * scale[rows]
-        rows, scale = rows[is_off], scale[rows[is_off]]
-    unjudged = (~product.isfinite()).nonzero()[:, 0]
+        scale = product[rows].abs() + _product_of_sizes(coloring, side, values, vector, rows, product.dtype)
+        is_off = off[rows] > tolerance * scale
+        rows, scale = rows[is_off], scale[is_off]
+    unjudged = rows[:0]
+    if not math.isfinite(float(off.sum())):  # one pass; the sum is finite if all products are, unless it overflows
+        unjudged = (~product.isfinite()).nonzero()[:, 0]
     unseen = unjudged[own[unjudged].isfinite()]
     if not len(rows):
         return Off(rows, True, rows, unjudged, unseen)
@@ -161,6 +163,21 @@ def _product(coloring: Coloring, side: str, values: Tensor, vector: Tensor, dtyp
     rows, columns = places(coloring, values.device)[:: 1 if side == "columns" else -1]
     parts = vector.index_select(0, columns).mul_(values).to(dtype)
     return parts.new_zeros(coloring.shape[0 if side == "columns" else 1]).index_add_(0, rows, parts)
+
+
+def _product_of_sizes(
+    coloring: Coloring, side: str, values: Tensor, vector: Tensor, rows: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Some rows of the product of absolute values, |A| |v|; usually few."""
+    if side != "columns":
+        return _product(coloring, side, values.abs(), vector.abs(), dtype)[rows]
+    starts = torch.as_tensor(coloring.pattern.starts, device=rows.device)
+    ends = starts[rows + 1].long()
+    counts = ends - starts[rows]
+    row = torch.repeat_interleave(counts)
+    entries = torch.arange(len(row), device=rows.device) + (ends - counts.cumsum(0))[row]
+    parts = (values[entries] * vector[places(coloring, rows.device)[1][entries]]).abs_().to(dtype)
+    return parts.new_zeros(len(rows)).index_add_(0, row, parts)
 
 
 def _largest(x: Tensor) -> float:
