@@ -127,6 +127,22 @@ def _by_substitution(plan: Substitution, shape: tuple[int, int], device: torch.d
     return read
 
 
+def substituted_sizes(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes, for each entry, the norm of itself and the entries it was computed from."""
+    entries = np.empty(len(plan.rows), np.int64)
+    entries[plan.unknowns] = np.arange(len(plan.unknowns))
+    unknowns, entry = _index(plan.unknowns, device), _index(entries, device)
+    summed = (_doubling if plan.doublings <= FEW_DOUBLINGS else _cumulation)(plan, device)
+
+    def sizes(values: Tensor) -> Tensor:
+        squares = values.nan_to_num(0, 0, 0).double().square().index_select(0, entry)
+        # Differences of a cumulative sum may be slightly negative.
+        below = summed(squares).clamp_min(0) if plan.doublings else squares
+        return below.sqrt().to(values.dtype).index_select(0, unknowns)
+
+    return sizes
+
+
 def _doubling(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return a function that sums over descendants at distance less than 1, 2, 4, ..."""
     count, steps = len(plan.rows), []
