@@ -295,6 +295,10 @@ class ShiftedFactored(FactoredOperator):
         product = self._factor * self._operator.multiply(block)
         return product.add_(block, alpha=self._shift) if self._shift else product
 
+    def at(self, x: PyTree) -> ShiftedFactored:
+        """See `LinearOperator.at`."""
+        return ShiftedFactored(self._operator.at(x), self._factor, self._shift)
+
     def converted(self, conversion: Conversion) -> ShiftedFactored:
         """See `LinearOperator.to`."""
         return ShiftedFactored(self._operator.converted(conversion), self._factor, self._shift)
