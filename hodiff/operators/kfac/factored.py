@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hodiff import estimators
 from hodiff.common.options import require_amount
+from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
 from hodiff.operators.data.watched_point import Point

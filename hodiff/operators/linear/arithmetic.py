@@ -94,7 +94,7 @@ class Arithmetic:
             >>> A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
             >>> (2 * A).damped(1.0).at(torch.zeros(2)) @ torch.ones(2)
             tensor([1., 1.])
-        """
+        """  # noqa: DOC202 - subclasses return the operator
         raise InputError(
             f"{type(self).__name__}.at: A: expected an operator with a point, or sums, multiples, products and "
             f"inverses of such operators, got {self}; move the operator that it was computed from, and compute it "
