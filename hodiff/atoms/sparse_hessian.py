@@ -40,7 +40,9 @@ def sparse_hessian(
     $$ H_{ia,jb} = 0 \quad\text{for}\quad |r_i - r_j| > R $$
 
     Atoms that have no neighbour in common share their columns: three products for each color of atoms, however many
-    atoms there are. One product with a random vector then shows whether the energy has a longer range.
+    atoms there are. One product with a random vector then shows whether the energy has a longer range. It misses
+    couplings of distant atoms that are smaller than the tolerance of their row, about 2e-12 of its size in float64 and
+    6e-6 in float32.
 
     Args:
         energy: Function of the positions that returns the energy, as in `hessian`.

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice, require_int
+from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac.blocks import DenseBlock, Layout, Piece
 from hodiff.operators.kfac.factored import FactoredOperator
+from hodiff.operators.linear.constant_points import point_leaves
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.spaces import Space
@@ -80,7 +82,7 @@ class BlockDiagonalOperator(FactoredOperator):
                 f"{', '.join(self.names[largest])} has {numbers[largest]:,} columns, got {memory_budget:,}; use "
                 "smaller blocks, hodiff.KFACOperator, or A.diagonal(exact=True)."
             )
-        self.point = Point(_leaves_of(A))
+        self.point = Point(point_leaves(A))
         self._blocks: tuple[DenseBlock, ...] | None = None
 
     @property
@@ -115,6 +117,10 @@ class BlockDiagonalOperator(FactoredOperator):
             units[index, torch.arange(len(index))] = 1
             return self.operator.multiply(units)[index]
 
+    def at(self, x: PyTree) -> BlockDiagonalOperator:
+        """See `LinearOperator.at`."""
+        return BlockDiagonalOperator(self.operator.at(x), by=self.by, memory_budget=self.memory_budget)
+
     def converted(self, conversion: Conversion) -> BlockDiagonalOperator:
         """See `LinearOperator.to`."""
         return BlockDiagonalOperator(self.operator.converted(conversion), by=self.by, memory_budget=self.memory_budget)
@@ -136,11 +142,3 @@ def _groups(domain: Space, by: Any) -> list[list[str]]:
             f"once, got {by!r}."
         )
     return groups
-
-
-def _leaves_of(operator: Any) -> list[Tensor]:
-    """Return the leaves of the points of an operator and of the operators in it."""
-    inner = [*getattr(operator, "terms", ()), *getattr(operator, "factors", ())]
-    inner += [operator.operator] if hasattr(operator, "operator") else []
-    point = operator.point.leaves if hasattr(operator, "point") else getattr(operator, "leaves", ())
-    return [*point, *(leaf for each in inner for leaf in _leaves_of(each))]

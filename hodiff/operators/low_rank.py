@@ -252,7 +252,9 @@ def low_rank_approximation(
     if diagonal is not None:
         is_flat = isinstance(diagonal, Tensor) and diagonal.shape == entries.shape
         given = diagonal if is_flat else A.domain.flatten(diagonal, caller, "diagonal")
-        entries = (given.to(entries) - (vectors.square() * values).sum(1)).clamp(min=0)
+        # In float64: small entries of d are differences of larger numbers.
+        kept = (precise(vectors).square() * precise(values)).sum(1)
+        entries = (precise(given) - kept).clamp(min=0).to(entries)
     return LowRankPlusDiagonalOperator(A.domain.unflatten(entries), vectors, values)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,11 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """See `StochasticOptimizer`; the state is one vector of all parameters."""
         return functools.reduce(torch.promote_types, (p.dtype for group in self.param_groups for p in group["params"]))
+
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """See `StochasticOptimizer`; the state is of one vector of all parameters."""
+        size = sum(as_real(p).numel() for p in group["params"])
+        return {"d": (size,), "prev_flat_grad": (size,)}
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)

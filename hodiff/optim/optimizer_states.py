@@ -5,7 +5,7 @@ States in higher precision than their parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
 from hodiff.optim.settings import CHECKS
+from hodiff.torch_internals.process_groups import is_sharded
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -84,6 +85,26 @@ def require_own_state(
     for group in loaded["param_groups"]:
         for name in defaults.keys() - group.keys():
             group[name] = defaults[name]
+
+
+def require_shapes(
+    caller: str, loaded: Mapping[str, Any], expected: Callable[[Tensor, Mapping[str, Any]], Mapping[str, Sequence[int]]]
+) -> None:
+    """Raise on states of parameters of other shapes; `expected` returns the shapes of entries for a parameter."""
+    for group in loaded["param_groups"]:
+        for parameter in group["params"]:
+            state = loaded["state"].get(parameter)
+            if not isinstance(state, dict) or is_sharded(parameter):
+                continue
+            for name, shape in expected(parameter, group).items():
+                entry = state.get(name)
+                if isinstance(entry, Tensor) and entry.shape != tuple(shape):
+                    raise InputError(
+                        f"{caller}: load_state_dict: expected a state of parameters of the same shapes, got {name!r} "
+                        f"of shape {tuple(entry.shape)} for a parameter {tuple(parameter.shape)}, which needs "
+                        f"{tuple(shape)}; load it into an optimizer of the model that it comes from, with the "
+                        "parameters in the same order."
+                    )
 
 
 def require_dtypes(

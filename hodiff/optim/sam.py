@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,6 +123,12 @@ class SAM(StochasticOptimizer):
         super().add_param_group(param_group)
         if "base" in self.__dict__:
             self._share()
+
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """See `StochasticOptimizer`; states are those of the base optimizer."""
+        if isinstance(self.base, StochasticOptimizer):
+            return self.base.shapes_of_state(parameter, group)
+        return super().shapes_of_state(parameter, group) if self.base.__module__.startswith("torch.") else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "base": self.base}

@@ -20,7 +20,14 @@ from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
 from hodiff.optim.local_models import Closure, detached, require_loss
-from hodiff.optim.optimizer_states import numbered, precise, require_dtypes, require_own_state, restore
+from hodiff.optim.optimizer_states import (
+    numbered,
+    precise,
+    require_dtypes,
+    require_own_state,
+    require_shapes,
+    restore,
+)
 from hodiff.optim.settings import require_settings
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
@@ -71,6 +78,9 @@ def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Te
 
 
 Group = dict[str, Any]
+
+# Entries of states that have the shape of the parameter, also in states of torch's optimizers, which SAM may contain.
+_LIKE_PARAMETERS = ("exp_avg", "momentum_buffer", "curvature", "curvature_sq", "last_step", "direction", "solution")
 
 
 class StochasticOptimizer(JointOptimizer):
@@ -130,6 +140,10 @@ class StochasticOptimizer(JointOptimizer):
         """Return the dtype in which the state of a parameter is stored."""
         return precise(parameter).dtype if self.precise_state else parameter.dtype
 
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """Return the shapes of entries of a parameter's state, as far as they follow from its shape."""
+        return dict.fromkeys(_LIKE_PARAMETERS, parameter.shape)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, with the precision of the state.
 
@@ -153,6 +167,7 @@ class StochasticOptimizer(JointOptimizer):
         if "param_groups" in vars(self):
             own = {name: value for name, value in self.defaults.items() if name in self.param_groups[0]}
             require_own_state(self.caller, state, own, self.whole_state, self.foreign_state)
+            require_shapes(self.caller, state, self.shapes_of_state)
         super().__setstate__(state)
         self._checked_dtypes = None
 

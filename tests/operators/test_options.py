@@ -67,7 +67,7 @@ def test_rejects_unknown_options(cls: Any) -> None:
 
 
 NO_SUCH: dict[str, list[Any]] = {
-    "data": [3, iter([])],
+    "data": [3, iter([]), torch.ones(3, 2), np.ones((3, 2)), (torch.ones(3, 2), torch.ones(3)), {"x": torch.ones(3)}],
     "reduction": ["max", 1],
     "batch_size": [3, "all"],
     "compile": ["yes", 1],

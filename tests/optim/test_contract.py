@@ -471,6 +471,23 @@ def test_rejects_states_of_other_optimizers(case):
         assert str(optimizer.state_dict()) == before
 
 
+@every
+def test_rejects_states_of_parameters_of_other_shapes(case):
+    mine = next(name for name, each in TABLE.items() if each is case)
+    if not states()[mine]["state"] or mine == "SSBroyden":
+        pytest.skip("the state has no shapes, or begins anew where parameters were frozen")
+    other = Problem()
+    other.model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    optimizer = case(other.model.parameters())
+    before = str(optimizer.state_dict())
+    with pytest.raises(
+        hodiff.InputError, match=r"load_state_dict: expected a state of parameters of the same shapes, got"
+    ):
+        optimizer.load_state_dict(states()[mine])
+    assert str(optimizer.state_dict()) == before
+    other.run(case, optimizer, other.batches[:1])
+
+
 @pytest.mark.one_in(3)
 @every
 def test_older_states_without_newer_options_are_accepted(case):

@@ -258,12 +258,18 @@ def by_functional(model):
     return value
 
 
-@pytest.mark.parametrize("function", [by_nested_gradients, by_functional])
-def test_uses_outside_of_layers_and_taylor_mode_are_refused(function):
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (by_nested_gradients, r"replace torch\.func\.grad"),
+        (by_functional, r"got another use of 0\.weight .* call the layer instead of torch\.nn\.functional\.linear"),
+    ],
+)
+def test_uses_outside_of_layers_and_taylor_mode_are_refused(function, remedy):
     model = network()
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(
-        hodiff.InputError, match=r"PINNKFAC: step: function: expected .* Taylor mode, .* hodiff\.optim\.ENGD"
+        hodiff.InputError, match=rf"PINNKFAC: step: function: expected .* Taylor mode, .*{remedy}.* hodiff\.optim\.ENGD"
     ):
         hodiff.optim.PINNKFAC(model).step((function(model), points(5)))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -196,7 +197,15 @@ def require_reduction(caller: str, value: Any) -> None:
 
 
 def require_data(caller: str, argument: str, value: Any) -> None:
-    """Raise if data is not an iterable that can be iterated once for each product."""
+    """Raise if data is not an iterable of batches that can be iterated once for each product."""
+    is_pair = isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, Tensor) for each in value)
+    # Each of these can be iterated, but its items are no batches: rows, keys, letters, or inputs and targets.
+    if is_pair or isinstance(value, (Tensor, np.ndarray, Mapping, str, bytes)):
+        raise InputError(
+            f"{caller}: {argument}: expected an iterable of batches, got "
+            f"{'a pair of tensors' if is_pair else f'a {type(value).__name__}'}, which may be a single batch; pass "
+            "[data] for one batch, or list(data) if its items are batches."
+        )
     if value is not None and not isinstance(value, Iterable):
         raise InputError(
             f"{caller}: {argument}: expected an iterable of batches, got {describe(value)}; "

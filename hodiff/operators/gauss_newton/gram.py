@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -93,6 +94,12 @@ class GramOperator(LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """See `LinearOperator.multiply`."""
         return self.jacobian.multiply(self.jacobian.multiply_transposed(block))
+
+    def at(self, x: PyTree) -> GramOperator:
+        """See `LinearOperator.at`."""
+        other = copy.copy(self)
+        other.jacobian = self.jacobian.at(x)
+        return other
 
     def converted(self, conversion: Conversion) -> GramOperator:
         """See `LinearOperator.to`."""

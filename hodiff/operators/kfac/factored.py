@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hodiff import estimators
 from hodiff.common.options import require_amount
+from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
 from hodiff.operators.data.watched_point import Point
@@ -294,6 +295,10 @@ class ShiftedFactored(FactoredOperator):
         """Multiply and shift, without an eigendecomposition."""
         product = self._factor * self._operator.multiply(block)
         return product.add_(block, alpha=self._shift) if self._shift else product
+
+    def at(self, x: PyTree) -> ShiftedFactored:
+        """See `LinearOperator.at`."""
+        return ShiftedFactored(self._operator.at(x), self._factor, self._shift)
 
     def converted(self, conversion: Conversion) -> ShiftedFactored:
         """See `LinearOperator.to`."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.trees import describe
+from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate
+from hodiff.operators.linear.constant_points import point_leaves
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.linear_product import multiply
@@ -52,6 +53,10 @@ class SumOperator(LinearOperator):
         found = [term.diagonal(exact=True, chunk_size=chunk_size, progress=progress) for term in self.terms]
         return _exactly(sum(each.value for each in found), sum(each.products for each in found))
 
+    def at(self, x: PyTree) -> SumOperator:
+        """See `LinearOperator.at`."""
+        return SumOperator(_moved(self, self.terms, x))
+
     def converted(self, conversion: Conversion) -> SumOperator:
         """See `LinearOperator.to`."""
         return SumOperator([term.converted(conversion) for term in self.terms])
@@ -80,6 +85,10 @@ class ScaledOperator(LinearOperator):
         found = self.operator.diagonal(exact=True, chunk_size=chunk_size, progress=progress)
         return _exactly(self.factor * found.value, found.products)
 
+    def at(self, x: PyTree) -> ScaledOperator:
+        """See `LinearOperator.at`."""
+        return ScaledOperator(self.operator.at(x), self.factor)
+
     def converted(self, conversion: Conversion) -> ScaledOperator:
         """See `LinearOperator.to`."""
         factor = conversion(self.factor) if isinstance(self.factor, Tensor) else self.factor
@@ -107,6 +116,10 @@ class ProductOperator(LinearOperator):
             block = multiply(factor.T, block)
         return block
 
+    def at(self, x: PyTree) -> ProductOperator:
+        """See `LinearOperator.at`."""
+        return ProductOperator(_moved(self, self.factors, x))
+
     def converted(self, conversion: Conversion) -> ProductOperator:
         """See `LinearOperator.to`."""
         return ProductOperator([factor.converted(conversion) for factor in self.factors])
@@ -133,6 +146,11 @@ class TransposedOperator(LinearOperator):
     def T(self) -> LinearOperator:  # noqa: N802 - as in the base class
         """The operator itself."""
         return self.operator
+
+    def at(self, x: PyTree) -> LinearOperator:
+        """See `LinearOperator.at`."""
+        moved: LinearOperator = self.operator.at(x).T
+        return moved
 
     def converted(self, conversion: Conversion) -> TransposedOperator:
         """See `LinearOperator.to`."""
@@ -190,6 +208,14 @@ class RestrictedOperator(LinearOperator):
 
     def _keep(self, product: Tensor) -> Tensor:
         return torch.cat([product[place] for place in self._slices])
+
+
+def _moved(operator: LinearOperator, parts: Sequence[LinearOperator], x: PyTree) -> list[LinearOperator]:
+    """Return the parts of an operator at another point; parts without a point are the same everywhere."""
+    are_at_points = [bool(point_leaves(part)) for part in parts]
+    if not any(are_at_points):
+        LinearOperator.at(operator, x)  # raises
+    return [part.at(x) if is_at_point else part for part, is_at_point in zip(parts, are_at_points, strict=True)]
 
 
 def add(left: LinearOperator, right: LinearOperator) -> SumOperator:

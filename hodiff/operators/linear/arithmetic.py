@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 
 if TYPE_CHECKING:
@@ -73,6 +74,32 @@ class Arithmetic:
         # Every operator has this mixin, and is the operator that is inverted.
         found: InverseOperator = inverse.InverseOperator(self, method, **options)  # type: ignore[arg-type]
         return found
+
+    def at(self, x: Any) -> Any:
+        """Return the operator at another point, if it is composed of operators with a point.
+
+        Matrices in it, such as diagonals and low-rank approximations, stay as they are.
+
+        Args:
+            x: The point, with the structure, shapes, dtypes and devices of the old point.
+
+        Returns:
+            A new operator.
+
+        Raises:
+            InputError: If `x` has another form, or the operator has no point or cannot be moved.
+
+        Example:
+            >>> import torch, hodiff
+            >>> A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
+            >>> (2 * A).damped(1.0).at(torch.zeros(2)) @ torch.ones(2)
+            tensor([1., 1.])
+        """  # noqa: DOC202 - subclasses return the operator
+        raise InputError(
+            f"{type(self).__name__}.at: A: expected an operator with a point, or sums, multiples, products and "
+            f"inverses of such operators, got {self}; move the operator that it was computed from, and compute it "
+            "again."
+        )
 
     def block(self, names: str | Sequence[str]) -> Any:
         """Return the principal block of some leaves of the parameters, with all other leaves held constant.

@@ -1,4 +1,4 @@
-"""Checks that an operator's point, and the data that its functions close over, are constants."""
+"""Points of operators, and checks that a point, and the data that functions close over, are constants."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def require_no_gradients(operator: Any) -> None:
             f"{type(operator).__name__} @ v: expected an operator of constants, got one with a tensor that requires a "
             "gradient, whose derivative would be lost; detach it, or use hodiff.implicit.linear_solve for systems."
         )
+
+
+def point_leaves(operator: Any) -> list[Tensor]:
+    """Return the leaves of the points of an operator and of the operators in it; empty if it consists of matrices."""
+    inner = [*getattr(operator, "terms", ()), *getattr(operator, "factors", ())]
+    inner += [getattr(operator, name) for name in ("operator", "jacobian") if hasattr(operator, name)]
+    point = getattr(operator, "point", None) or getattr(operator, "_point", None)
+    own = point.leaves if point is not None else getattr(operator, "leaves", ())
+    return [*own, *(leaf for each in inner for leaf in point_leaves(each))]
 
 
 def _own_tensors(value: Any) -> Iterator[Tensor]:

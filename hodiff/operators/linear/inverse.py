@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
+from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.estimators.systems.solve import METHODS, Solution, require_options, solve
 from hodiff.operators.linear.constant_points import require_no_gradients
@@ -169,10 +170,14 @@ class InverseOperator(LinearOperator):
             "callback": callback,
             "progress": progress,
         }
-        self._solutions = Solutions(A, method, options)
+        self._solutions, self._options = Solutions(A, method, options), options
         super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
         self.operator = A
         self.method = method
+
+    def at(self, x: PyTree) -> InverseOperator:
+        """See `LinearOperator.at`; a preconditioner stays as it is."""
+        return InverseOperator(self.operator.at(x), self.method, **self._options)
 
     @property
     def last_report(self) -> Solution | None:

@@ -16,6 +16,7 @@ from hodiff.common.options import require_chunk_size
 from hodiff.common.trees import PyTree, as_point, flatten_primals
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.route_choice import refused
+from hodiff.errors import InputError
 from hodiff.operators.data.determinism import read_unchanged
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
@@ -95,6 +96,15 @@ class JacobianOperator(Portable, LinearOperator):
         function = bind("JacobianOperator", self.f, (self.x, *self.args), name="x", correct=self.correct)
         with torch.no_grad(), untouched(modules_in(self.f)), refused("JacobianOperator"):
             self._model = RecordedModel(function)
+
+    def at(self, x: PyTree) -> JacobianOperator:
+        """See `LinearOperator.at`."""
+        if not self.domain.same(space := Space.of(x)):
+            raise InputError(
+                "JacobianOperator.at: x: expected the structure, shapes, dtypes and devices of the first point, "
+                f"{self.domain.size} numbers, got {space.size}; create a new operator for other parameters."
+            )
+        return JacobianOperator(self.f, x, *self.args, chunk_size=self.chunk_size, correct=self.correct)
 
     def converted(self, conversion: Conversion) -> JacobianOperator:
         """See `LinearOperator.to`."""

@@ -15,7 +15,7 @@ Roots and eigenvectors of second moments.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from operator import is_
@@ -142,6 +142,10 @@ class KroneckerOptimizer(StochasticOptimizer):
     @abstractmethod
     def _directions(self, states: Sequence[State], group: Group, gradients: Tensor) -> Tensor | None:
         """Return what is subtracted from parameters with equal numbers of steps, (k, *shape), or None for no step."""
+
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """See `StochasticOptimizer`."""
+        return {"exp_avg": working_shape(parameter.shape, group["max_preconditioner_size"], group["merge_dims"])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

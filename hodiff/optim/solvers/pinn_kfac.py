@@ -201,11 +201,13 @@ class PINNKFAC(ResidualOptimizer):
                 scale += float(each.residuals.norm() * uses.inputs.norm() * uses.gradients.norm())
         eps = torch.finfo(gradient.dtype).eps
         if float((found - gradient).norm()) > _OUTSIDE * float(gradient.norm()) + 100 * eps * scale:
+            name = next(name for name, p in self.module.named_parameters() if p is layer.weight)
             raise InputError(
                 f"{self.caller}: step: function: expected a function that uses the weights of the model in calls of "
                 f"its layers only, with derivatives in Taylor mode, as by hodiff.laplacian and hodiff.partial, got "
-                f"another use of {layer}; replace torch.func.grad, torch.autograd.grad and torch.func.functional_call "
-                "in it, or use hodiff.optim.ENGD."
+                f"another use of {name} or of its bias; call the layer instead of torch.nn.functional.linear or a "
+                "product with its weight, replace torch.func.grad, torch.autograd.grad and torch.func.functional_call, "
+                "or use hodiff.optim.ENGD."
             )
 
     def _averaged(self, layer: nn.Linear, used: Sequence[UsedTerm]) -> dict[str, tuple[Tensor, Tensor]]:

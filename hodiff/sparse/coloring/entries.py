@@ -7,6 +7,7 @@ Direct recovery: each entry is an element of the products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,18 +111,36 @@ def _by_substitution(plan: Substitution, shape: tuple[int, int], device: torch.d
     def read(products: Mapping[str, Tensor]) -> Tensor:
         found = products["columns"].reshape(-1).index_select(0, place)
         if plan.doublings:
-            signed = found * signs.to(found.dtype)
-            # A cumulative sum would carry infinities and NaN into trees that have none.
+            factors = signs.to(found.dtype)
+            signed = found * factors
+            # A cumulative sum would carry infinities and NaN into trees that have none. The sum is one pass, and is
+            # finite only if all are.
             few = (
                 plan.doublings <= FEW_DOUBLINGS
                 or is_wrapped(found)
                 or not has_numbers(found)
-                or not bool(found.isfinite().all())
+                or not math.isfinite(float(found.detach().sum()))
             )
-            found = (doubled if few else cumulated)(signed) * signs.to(found.dtype)
+            found = (doubled if few else cumulated)(signed) * factors
         return found.index_select(0, unknowns)
 
     return read
+
+
+def substituted_sizes(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes, for each entry, the norm of itself and the entries it was computed from."""
+    entries = np.empty(len(plan.rows), np.int64)
+    entries[plan.unknowns] = np.arange(len(plan.unknowns))
+    unknowns, entry = _index(plan.unknowns, device), _index(entries, device)
+    summed = (_doubling if plan.doublings <= FEW_DOUBLINGS else _cumulation)(plan, device)
+
+    def sizes(values: Tensor) -> Tensor:
+        squares = values.nan_to_num(0, 0, 0).double().square().index_select(0, entry)
+        # Differences of a cumulative sum may be slightly negative.
+        below = summed(squares).clamp_min(0) if plan.doublings else squares
+        return below.sqrt().to(values.dtype).index_select(0, unknowns)
+
+    return sizes
 
 
 def _doubling(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:

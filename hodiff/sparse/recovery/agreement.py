@@ -12,13 +12,16 @@ from torch import Tensor
 
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.coloring.compressed_patterns import FORMATS
+from hodiff.sparse.coloring.entries import substituted_sizes
+from hodiff.sparse.coloring.substitution import Substitution
 
 # Any seed works for which no entry is a multiple of another by accident. It is fixed, so that results repeat.
 _SEED = 20_09
-# Tolerances of rows: powers of machine epsilon, at most `_LOOSEST`, so that in 16 bits mostly further vectors decide.
-# Substitution adds up the rounding errors of a tree's entries.
-_POWERS = {"star": 0.75, "columns": 0.75, "rows": 0.75, "bidirectional": 0.75, "acyclic": 0.5}
-_LOOSEST = 2.0**-11
+# Tolerance of rows: a power of machine epsilon, at most `_LOOSEST`, so that in 16 bits mostly further vectors decide.
+_POWER, _LOOSEST = 0.75, 2.0**-11
+# Substitution adds up the rounding errors of a tree's entries. Its rows are compared with these errors, but no row may
+# differ by more than the square root of machine epsilon; digits that are lost beyond it are reported.
+_POWER_OF_LOST_DIGITS = 0.5
 # Number of further vectors for rows that differ by more, and the factor by which the linear part of the difference must
 # exceed the rest; it is smaller in 16 bits. Eight differences of rounding alone exceed another eight by this factor
 # once in some 10^9 times.
@@ -85,6 +88,8 @@ def disagreements(
 
     $$ |A v - p|_i > \tau (|A| |v| + |p|)_i $$
 
+    For substitution, |A| has instead the sizes of all entries from which an entry was computed.
+
     Where terms of the derivative cancel, rounding alone makes such a difference. Further products distinguish
     it from a missing entry: the contribution of an entry is linear in the vector, rounding is not.
 
@@ -101,16 +106,22 @@ def disagreements(
     Returns:
         The rows.
     """
-    tolerance = min(eps ** _POWERS[coloring.method], _LOOSEST)
+    tolerance, loose = (min(eps**power, _LOOSEST) for power in (_POWER, _POWER_OF_LOST_DIGITS))
     own = _product(coloring, side, values, vector, product.dtype)
     off = (product - own).abs_()
     # This picks too many rows where terms of A v cancel by chance.
-    rows = (off > tolerance * product.abs()).nonzero()[:, 0]
+    rows = (off > product.abs().mul_(tolerance)).nonzero()[:, 0]
     if len(rows):
-        scale = product.abs() + _product(coloring, side, values.abs(), vector.abs(), product.dtype)
-        is_off = off[rows] > tolerance * scale[rows]
-        rows, scale = rows[is_off], scale[rows[is_off]]
-    unjudged = (~product.isfinite()).nonzero()[:, 0]
+        scale = product[rows].abs() + _product_of_sizes(coloring, side, values, vector, rows, product.dtype)
+        is_off = off[rows] > tolerance * scale
+        rows, scale = rows[is_off], scale[is_off]
+    if len(rows) and coloring.method == "acyclic":
+        sizes = _product_of_sizes(coloring, side, _sizes(coloring, values.device)(values), vector, rows, product.dtype)
+        is_off = off[rows] > (tolerance * (product[rows].abs() + sizes)).minimum(loose * scale)
+        rows, scale = rows[is_off], scale[is_off]
+    unjudged = rows[:0]
+    if not math.isfinite(float(off.sum())):  # one pass; the sum is finite if all products are, unless it overflows
+        unjudged = (~product.isfinite()).nonzero()[:, 0]
     unseen = unjudged[own[unjudged].isfinite()]
     if not len(rows):
         return Off(rows, True, rows, unjudged, unseen)
@@ -129,6 +140,8 @@ def disagreements(
     is_missing = _stands_out(first, _bent(first, of_sums), scale, far)
     # Otherwise the rounding of the entries may make the difference linear in the vector.
     is_coarse = _stands_out(first, _bent(first, of_sums[:1]), scale, _LOST * far) & ~is_missing
+    if coloring.method == "acyclic":
+        is_coarse &= ~(off[rows] <= loose * scale)
     small = off[rows] <= math.sqrt(eps) * max(_largest(values), _largest(product))
     all_small = bool(small[is_missing].all())
     return Off(rows[is_missing], all_small, rows[is_coarse], unjudged, unseen)
@@ -150,6 +163,12 @@ def _stands_out(off: Tensor, bent: Tensor, scale: Tensor, far: float) -> Tensor:
 
 
 @lru_cache(8)
+def _sizes(coloring: Coloring, device: torch.device) -> Callable[[Tensor], Tensor]:
+    assert isinstance(coloring.plan, Substitution)
+    return substituted_sizes(coloring.plan, device)
+
+
+@lru_cache(8)
 def _vectors(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return _random(_MORE, size, _SEED + 1).to(device, dtype)
 
@@ -161,6 +180,21 @@ def _product(coloring: Coloring, side: str, values: Tensor, vector: Tensor, dtyp
     rows, columns = places(coloring, values.device)[:: 1 if side == "columns" else -1]
     parts = vector.index_select(0, columns).mul_(values).to(dtype)
     return parts.new_zeros(coloring.shape[0 if side == "columns" else 1]).index_add_(0, rows, parts)
+
+
+def _product_of_sizes(
+    coloring: Coloring, side: str, values: Tensor, vector: Tensor, rows: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Some rows of the product of absolute values, |A| |v|; usually few."""
+    if side != "columns":
+        return _product(coloring, side, values.abs(), vector.abs(), dtype)[rows]
+    starts = torch.as_tensor(coloring.pattern.starts, device=rows.device)
+    ends = starts[rows + 1].long()
+    counts = ends - starts[rows]
+    row = torch.repeat_interleave(counts)
+    entries = torch.arange(len(row), device=rows.device) + (ends - counts.cumsum(0))[row]
+    parts = (values[entries] * vector[places(coloring, rows.device)[1][entries]]).abs_().to(dtype)
+    return parts.new_zeros(len(rows)).index_add_(0, row, parts)
 
 
 def _largest(x: Tensor) -> float:

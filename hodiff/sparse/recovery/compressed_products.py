@@ -206,6 +206,8 @@ def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
 
 
 def _one_by_one(multiply: Callable[[Leaves], Leaves], vectors: Leaves) -> Leaves:
+    if len(vectors[0]) == 1:  # no copy
+        return tuple(each[None] for each in multiply(tuple(each[0] for each in vectors)))
     return tuple(map(torch.stack, zip(*map(multiply, zip(*vectors, strict=True)), strict=True)))
 
 

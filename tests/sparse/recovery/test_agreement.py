@@ -118,6 +118,19 @@ def test_lost_digits_of_substitution_warn():
         torch.testing.assert_close(hessian(f)(x).to_dense(), exact)
 
 
+@pytest.mark.parametrize("method", ["star", "acyclic"])
+@pytest.mark.parametrize("length", [40, 4000])
+def test_small_couplings_of_distant_unknowns_are_detected(method, length):
+    def f(x):
+        return (x[1:] - x[:-1]).cosh().sum()
+
+    x = point(length)
+    coloring = hodiff.sparse.color(hessian_pattern(f, x), method)
+    hessian(f, coloring=coloring)(x)
+    with pytest.raises(InputError, match=rf"2 row\(s\), such as 3, {length - 5},"):
+        hessian(lambda x: f(x) + 1e-9 * x[3] * x[-5], coloring=coloring)(x)
+
+
 @pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
 def test_results_of_another_size_get_another_pattern(method):
     size = [4]
