@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from hodiff.checks.mutations.sample import Sample, is_buffer
+from hodiff.common.trees import tensors_in
 from hodiff.errors import HodiffError
 
 
@@ -147,9 +148,8 @@ def written_call(sample: Sample) -> tuple[list[str], list[str], set[str]]:
     with torch.no_grad(), CallLines(names) as recorder:
         output = sample.call(*tree_unflatten(leaves, sample.structure))
     recorder.finish()
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     outputs = []
-    for each in tensors:
+    for each in tensors_in(output):
         if each.is_complex():
             outputs.append(f"torch.view_as_real({recorder.expression(each)}.resolve_conj())")
         elif each.is_floating_point():

@@ -20,8 +20,7 @@ from hodiff.checks.check_arguments import (
     under_autocast,
 )
 from hodiff.checks.check_options import METHODS, CheckOptions
-from hodiff.checks.exploration.explore_function import explore_function
-from hodiff.checks.exploration.explore_module import explore_module
+from hodiff.checks.exploration.explore import explore_function, explore_module
 from hodiff.checks.pipelines.check_function import check_function
 from hodiff.checks.pipelines.check_module import check_module
 from hodiff.checks.report.report import Report

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.check_options import WRT
 from hodiff.common.options import is_int, require_bool, require_choice, require_number
+from hodiff.common.trees import tensors_in
 from hodiff.errors import InputError
 
 
@@ -109,7 +110,7 @@ def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Cal
             "check the functions that it calls."
         )
     own = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
-    tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+    tensors = tensors_in(inputs)
     device = tensors[0].device.type if tensors else "cpu"
 
     def cast(*args: Any) -> Any:

@@ -105,7 +105,7 @@ def flatten_primals(
         # Jets are tensor-like, but functions that support them handle them before this check.
         plain = type(leaf) is Tensor or (isinstance(leaf, Tensor) and not stands_for_tensor(leaf))
         whole = plain and has_strides(leaf) and (jagged_too or leaf.layout is not torch.jagged)
-        if whole and (leaf.is_floating_point() or _joins(leaf, complex_too)):
+        if whole and (leaf.is_floating_point() or (complex_too and leaf.is_complex())):
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
         if plain and leaf.layout is torch.jagged:
@@ -123,10 +123,6 @@ def flatten_primals(
             f"got {describe(leaf)}; {remedy}."
         )
     return tuple(leaves), spec
-
-
-def _joins(leaf: Tensor, complex_too: bool) -> bool:
-    return complex_too and leaf.is_complex()
 
 
 def flatten_tangents(

@@ -100,10 +100,6 @@ def takes_unrecorded(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and says(error, *_UNRECORDED)
 
 
-def _unrecorded(error: Exception, route: str) -> bool:
-    return route != ROUTES[0] and takes_unrecorded(error)
-
-
 def _explanation(error: Exception) -> str | None:
     """Return the remedy for an error whose message lacks one, or None."""
     if says(error, Wording.NO_JVP_IN_BATCH):
@@ -174,7 +170,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
         except Exception as error:
             # Once a route has failed, a later one may lose the derivative on its way.
             lost = bool(said) and isinstance(error, InputError)
-            if not unavailable(error) and not _unrecorded(error, name) and not lost:
+            if not unavailable(error) and not lost and not (name != ROUTES[0] and takes_unrecorded(error)):
                 leave_note(error)
                 raise
             said[name] = error

@@ -143,13 +143,12 @@ class View:
             return False
         self.measured = True
         generator = torch.Generator().manual_seed(0)
-        v, w = torch.randn(2, self.n, dtype=torch.float64, generator=generator, device=generator.device).to(
-            self.device, self.dtype
-        )
-        if self.shards is not None:
-            v, w = (
-                self.shards.draw(lambda count: _gaussian(count, generator).to(self.device, self.dtype)) for _ in "vw"
-            )
+
+        def drawn(count: int) -> Tensor:
+            numbers = torch.randn(count, dtype=torch.float64, generator=generator, device=generator.device)
+            return numbers.to(self.device, self.dtype)
+
+        v, w = (drawn(self.n) if self.shards is None else self.shards.draw(drawn) for _ in "vw")
         first, second, both, again = (precise(self.matmat(each[:, None])) for each in (v, w, v + w, v))
         size = self.norms(both).item()
         noise = self.norms(first + second - both).item()
@@ -298,10 +297,6 @@ def view_of(
     if not sharded_too:
         view.require_whole(caller, "use solve, an estimator of the spectrum, trace or diagonal")
     return view
-
-
-def _gaussian(count: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(count, dtype=torch.float64, generator=generator, device=generator.device)
 
 
 def _is_hodiffs(A: Any) -> bool:

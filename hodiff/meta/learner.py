@@ -68,8 +68,6 @@ class MetaLearner(nn.Module):
     ):
         super().__init__()
         caller = type(self).__name__
-        if optimizer is not None:
-            require_optimizer(caller, "optimizer", optimizer)
         require_int(caller, "checkpoint", checkpoint, 1, optional=True)
         require_int(caller, "truncate", truncate, 0, optional=True)
         require_norm(caller, "clip", clip)
@@ -88,7 +86,7 @@ class MetaLearner(nn.Module):
         if not self.names:
             raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
         self.module, self.loss, self.steps = module, loss, steps
-        self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
+        self.set_optimizer(lr, optimizer)
         self.batch_norm, self.chunk_size = batch_norm, chunk_size
         # Options of `adapt`.
         self.options: dict[str, Any] = {
@@ -159,6 +157,12 @@ class MetaLearner(nn.Module):
         """Return the parameters that are adapted, before adaptation."""
         parameters = dict(self.module.named_parameters())
         return {name: parameters[name] for name in self.names}
+
+    def set_optimizer(self, lr: Setting, optimizer: Optimizer | None) -> None:
+        """Store the optimizer of the inner steps, by default gradient descent."""
+        if optimizer is not None:
+            require_optimizer(type(self).__name__, "optimizer", optimizer)
+        self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
 
     def make_optimizer(self) -> Optimizer:
         """Return the optimizer of the inner steps."""

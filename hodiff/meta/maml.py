@@ -275,46 +275,14 @@ class MetaSGD(MAML):
     algorithm 1.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[Any, Tensor], Tensor],
-        lr: float = 0.01,
-        steps: int = 1,
-        *,
-        optimizer: Optimizer | None = None,
-        checkpoint: int | None = None,
-        truncate: int | None = None,
-        clip: float | Tensor | None = None,
-        route: str = "auto",
-        batch_norm: str = "per-task",
-        chunk_size: int | None = None,
-        generator: torch.Generator | None = None,
-        check_finite: bool = True,
-        first_order: bool = False,
-    ):
+    def set_optimizer(self, lr: Setting, optimizer: Optimizer | None) -> None:
+        """Make a parameter of the rates."""
         require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
         if optimizer is not None:
             raise InputError(
                 "MetaSGD: optimizer: expected None, because MetaSGD learns its own rates, got "
                 f"{describe(optimizer)}; use MAML(..., optimizer=...)."
             )
-        super().__init__(
-            module,
-            loss,
-            lr,
-            steps,
-            optimizer=optimizer,
-            checkpoint=checkpoint,
-            truncate=truncate,
-            clip=clip,
-            route=route,
-            batch_norm=batch_norm,
-            chunk_size=chunk_size,
-            generator=generator,
-            check_finite=check_finite,
-            first_order=first_order,
-        )
         self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
 
     def make_optimizer(self) -> Optimizer:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import tensors_in
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import is_tensor, names_of_globals
 
@@ -160,8 +160,7 @@ def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]
 
 def holds_tensors(value: Any) -> bool:
     """Whether a value is, or contains, tensors that derivatives may pass through."""
-    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-    return any(each.is_floating_point() or each.is_complex() for each in tensors)
+    return any(each.is_floating_point() or each.is_complex() for each in tensors_in(value))
 
 
 def _checksum(array: np.ndarray) -> int:

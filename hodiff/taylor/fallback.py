@@ -151,7 +151,7 @@ def _series(
     given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
     closed_over: list[Jet] = []
     start = (
-        torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device)
+        torch.zeros((), dtype=values[0].real.dtype, device=values[0].device)
         if values
         else torch.zeros((), device="cpu")
     )
@@ -276,10 +276,6 @@ def _by_direction(frame: Frame, derivatives: Any, given: Sequence[Batched], stat
     return tuple(
         tuple(torch.stack([row[k][i] for row in rows]) for i in range(len(rows[0][k]))) for k in range(frame.order + 1)
     )
-
-
-def _real(x: Any) -> Any:
-    return x.real if x.is_complex() else x
 
 
 def _dense(frame: Frame, jet: Jet, k: int) -> Coefficient:

@@ -65,7 +65,8 @@ def _goes_on(new: Any, old: Any) -> bool:
     if new is old:
         return True
     if isinstance(new, _Series):
-        return isinstance(old, _Series) and _begins_as(new, old)
+        longer = isinstance(old, _Series) and len(new) >= len(old)
+        return longer and all(_goes_on(a, b) for a, b in zip(new, old, strict=False))
     if isinstance(new, torch.Tensor) or isinstance(old, torch.Tensor):
         return _equal_constants(new, old)
     if type(new) is not type(old):
@@ -75,10 +76,6 @@ def _goes_on(new: Any, old: Any) -> bool:
     if isinstance(new, dict):
         return new.keys() == old.keys() and all(_goes_on(new[key], old[key]) for key in new)
     return isinstance(new, _PLAIN) and new == old
-
-
-def _begins_as(new: Sequence[Coefficient], old: Sequence[Coefficient]) -> bool:
-    return len(new) >= len(old) and all(_goes_on(a, b) for a, b in zip(new, old, strict=False))
 
 
 def _equal_constants(new: Any, old: Any) -> bool:

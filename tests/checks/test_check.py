@@ -12,7 +12,7 @@ from zoo.wrong.surroundings import EmptyInBackward
 import hodiff
 from hodiff import InputError, straight_through
 from hodiff.checks import check
-from hodiff.checks.pipelines import check_by_routes as by_routes
+from hodiff.checks.pipelines import check_function as by_routes
 from hodiff.functions import nestable_jvp
 
 GENERATOR = torch.Generator().manual_seed(7)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from hodiff.audit.jets.jet_audit import JetAudit
-from hodiff.audit.jets.verdict import STATUSES, JetVerdict
+from hodiff.audit.jets.verdict import STATUSES
 from hodiff.audit.page import grid
 
 _HOW = """\
@@ -86,9 +86,7 @@ def _without_rule(table: JetAudit) -> Iterator[str]:
         "Taylor mode computes these functions by nested forward mode, with hodiff's corrections, at a cost of 2^K for "
         "order K:"
     )
-    names = sorted(name for name, each in table.operators.items() if each.without_rule and _judged(each))
+    unjudged = ("not differentiable", "refused")
+    found = table.operators.items()
+    names = sorted(name for name, each in found if each.without_rule and each.status not in unjudged)
     yield ", ".join(f"`{name}`" for name in names) + "."
-
-
-def _judged(verdict: JetVerdict) -> bool:
-    return verdict.status not in ("not differentiable", "refused")

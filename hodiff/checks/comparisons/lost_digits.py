@@ -1,6 +1,7 @@
-"""Diagnosis of cancellation: comparisons that fail by no more than rounding inside changes the derivatives.
+"""Diagnosis of cancellation and of numbers out of range, which make comparisons fail though every rule is right.
 
-Random rounding measures that change: each result of an operator is moved randomly by one unit in its last place.
+Cancellation explains errors of the size by which rounding inside changes the derivatives. Random rounding measures that
+change: each result of an operator is moved randomly by one unit in its last place.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +18,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.order_by_order import Level, Loss, evaluate_route
+from hodiff.checks.comparisons.order_by_order import (
+    Level,
+    Loss,
+    against_differences,
+    between_routes,
+    climb,
+    evaluate_route,
+)
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.probes.cause import Cause, modes_of
 from hodiff.checks.probes.numbers_inside import numbers_inside
@@ -37,7 +47,11 @@ _ROUGH, _UNSETTLED = 1e-12, 1e-9
 # Relative error from which lost digits are an error instead of a warning.
 _GROSS = 1e-3
 _FAILED = {"wrong", "zero", "non-smooth"}
+# Statuses of comparisons that numbers out of range may cause.
+_OUT_OF_RANGE = _FAILED | {"non-finite", "fails"}
 _BY_DIFFERENCES = {"vs differences", "vs SciPy", "curved loss"}
+# Divisors of the inputs, tried until all numbers are in range.
+_SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
 
 
 def lost_digits(
@@ -142,3 +156,36 @@ def _spread(outcomes: list[Tensor | Failure], scale: float = math.inf) -> float:
     gap = max(float((each - found[0]).abs().max()) for each in found)
     # The scale, from differences, also suffers from rounding: use it only if it is smaller.
     return gap / max(min(scale, *(float(each.abs().max()) for each in found)), 1e-300)
+
+
+def out_of_range(problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry]) -> list[Cause]:
+    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs."""
+    failed = [entry for entry in entries if entry.failed]
+    known = set(map(id, failed))
+    if not failed or any(entry.status not in _OUT_OF_RANGE for entry in failed) or not _leaves_range(problem, levels):
+        return []
+    for part in _SMALLER:
+        smaller = replace(problem, leaves=tuple(leaf / part for leaf in problem.leaves))
+        generator = torch.Generator().manual_seed(0)
+        climbed = partial(climb, smaller, smaller.loss, len(levels), generator, by_differences=False)
+        found = attempt(climbed)
+        if isinstance(found, Failure) or _leaves_range(smaller, found):
+            continue
+        if any(entry.failed for entry in (*against_differences(found, len(levels)), *between_routes(found))):
+            return []
+        evidence = f"numbers inside overflow or vanish; at inputs {part:g} times as small every route is right"
+        return [Cause("HD111", (evidence,), lambda entry: id(entry) in known, severity="error", in_function=True)]
+    return []
+
+
+def _leaves_range(problem: ScalarProblem, levels: Collection[Level]) -> bool:
+    """Whether numbers in the computation of values or derivatives overflow or underflow."""
+
+    def everything() -> None:
+        problem.joined_outputs(problem.point)
+        for level in levels:
+            for route in level.outcomes:
+                evaluate_route(problem.loss, route, problem.point, level.tuples, level.free)
+
+    seen = attempt(lambda: numbers_inside(everything))
+    return not isinstance(seen, Failure) and seen.left_range

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem, real_parts
 from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import derivative, route_names
 from hodiff.checks.report.data import Entry
@@ -89,11 +89,8 @@ def _other_batches(problem: ScalarProblem, batches: list[Tensor], size: float) -
             continue
         nested = _vmap(function) if index.dim() == 2 else function
         given = [b[index] for b in batches]
-        outcome: Any = attempt(lambda nested=nested, given=given: _vmap(nested)(*given))
-        expected = looped[index]
-        if not isinstance(outcome, Failure) and outcome.shape != expected.shape:
-            outcome = Failure(f"vmap gives shape {tuple(outcome.shape)}, a loop {tuple(expected.shape)}")
-        yield judge("vmap of values", 0, quantity, outcome, exact(expected), lower=size, eps=problem.eps)
+        outcome = attempt(lambda nested=nested, given=given: _vmap(nested)(*given))
+        yield _judged("vmap of values", 0, quantity, outcome, looped[index], size, problem.eps)
 
 
 def _derivatives(problem: ScalarProblem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:
@@ -146,16 +143,14 @@ def _compare(
     if isinstance(expected, Failure) or not bool(expected.isfinite().all()):
         detail = expected.message if isinstance(expected, Failure) else "not finite near the inputs"
         return Entry(route, order, quantity, None, None, "skipped", detail)
-    reference = exact(expected)
-    outcome: Any = attempt(batched)
+    return _judged(route, order, quantity, attempt(batched), expected, size, eps)
+
+
+def _judged(route: str, order: int, quantity: str, outcome: Any, expected: Tensor, size: float, eps: float) -> Entry:
     if not isinstance(outcome, Failure) and outcome.shape != expected.shape:
         outcome = Failure(f"vmap gives shape {tuple(outcome.shape)}, a loop {tuple(expected.shape)}")
-    return judge(route, order, quantity, outcome, reference, lower=size, eps=eps)
+    return judge(route, order, quantity, outcome, exact(expected), lower=size, eps=eps)
 
 
 def _flat(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor]:
-    def flat(*leaves: Tensor) -> Tensor:
-        parts = [torch.view_as_real(y) if y.is_complex() else y for y in function(*leaves)]
-        return torch.cat([p.double().reshape(-1) for p in parts])
-
-    return flat
+    return lambda *leaves: torch.cat([real_parts(y).reshape(-1) for y in function(*leaves)])

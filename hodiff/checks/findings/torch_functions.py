@@ -31,8 +31,8 @@ from hodiff.checks.subjects.subject import (
     is_free,
     raises,
     subject_of_function,
-    tensors_of,
 )
+from hodiff.common.trees import tensors_in
 from hodiff.corrections import Corrections
 from hodiff.corrections.mechanism.registry import CORRECTIONS, correction_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
@@ -92,7 +92,7 @@ class _Recorder(TorchFunctionMode):
             # A function that raises may be the culprit.
             self.uses += [use] if told else []
             raise
-        if told and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result)):
+        if told and any(each.is_floating_point() or each.is_complex() for each in tensors_in(result)):
             self.uses.append(use)
         return result
 
@@ -136,7 +136,7 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     with torch.enable_grad():
         # A call may write into its parameters, as embeddings with max_norm do; the check has yet to see that.
         parameters = {name: each.clone() for name, each in call.module.named_parameters()}
-        outputs = tensors_of(call.run(args, kwargs, parameters))
+        outputs = tensors_in(call.run(args, kwargs, parameters))
     return tuple(dict.fromkeys(custom_functions(outputs)))
 
 

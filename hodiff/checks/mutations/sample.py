@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from hodiff.common.randomness import seed_everywhere
+from hodiff.common.trees import tensors_in
 from hodiff.corrections import corrected
 from hodiff.corrections.mechanism.registry import correction_of
 
@@ -73,8 +74,9 @@ class Sample:
             mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
             with mode:
                 output = self.call(*tree_unflatten(filled, self.structure))
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            return tuple(each.resolve_conj() for each in tensors if each.is_floating_point() or each.is_complex())
+            return tuple(
+                each.resolve_conj() for each in tensors_in(output) if each.is_floating_point() or each.is_complex()
+            )
 
         return run
 

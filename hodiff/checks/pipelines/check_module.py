@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.check_options import CheckOptions
@@ -35,10 +34,10 @@ from hodiff.checks.subjects.subject import (
     compare_routes,
     problem_of,
     subject_of_call,
-    tensors_of,
 )
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.randomness import RandomState
+from hodiff.common.trees import tensors_in
 from hodiff.errors import InputError
 
 # Defects that are only warnings if the reverse-mode routes, which transforms try first, are right.
@@ -50,7 +49,7 @@ def check_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions
     with _isolated(module):
         called = first_call(module, args)
         root = called.root
-        tensors = [each for each in tree_leaves(called.args) if isinstance(each, Tensor)]
+        tensors = tensors_in(called.args)
         heading = title(type(module).__name__, tensors, correct=options.correct)
         if called.unsteady is not None and not is_repeatable(root):
             return Report(heading, (), (unsteady_finding(called.unsteady, called.reason),))
@@ -106,12 +105,8 @@ def _isolated(module: nn.Module) -> Iterator[None]:
 
 
 def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:
-    leaves, structure = tree_flatten(subject.inputs)
-
-    def function(*moving: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensors_of(subject.function(*tree_unflatten(moving, structure))))
-
-    return declares_surrogate(module, function, tuple(leaves))
+    function, leaves = subject.of_leaves()
+    return declares_surrogate(module, lambda *moving: tuple(tensors_in(function(*moving))), leaves)
 
 
 def _check_surrogate(module: nn.Module, subject: Subject, options: CheckOptions) -> Report:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.check_options import CheckOptions
@@ -251,8 +250,7 @@ def _names_custom(fault: Fault) -> bool:
 
 def _writes(subject: Subject) -> bool:
     """Whether the call changes the tensors it is differentiated by."""
-    leaves, structure = tree_flatten(subject.inputs)
-    return bool(changed_inputs(lambda *moved: subject.function(*tree_unflatten(list(moved), structure)), tuple(leaves)))
+    return bool(changed_inputs(*subject.of_leaves()))
 
 
 def _way(entry: Entry) -> tuple[str, int]:

@@ -15,7 +15,8 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.double_precision import is_low
 from hodiff.checks.subjects.first_call import Called
 from hodiff.checks.subjects.module_calls import ModuleCall, same
-from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call, tensors_of
+from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call
+from hodiff.common.trees import tensors_in
 from hodiff.torch_internals.modules import has_backward_hooks
 from hodiff.torch_internals.tensors import has_gradient_hooks
 
@@ -62,7 +63,7 @@ def variables_note(module: nn.Module, subject: Subject) -> str:
 
 
 def _numel(tree: Any) -> int:
-    return sum(each.numel() for each in tensors_of(tree))
+    return sum(each.numel() for each in tensors_in(tree))
 
 
 def _unused_function_note(function: type) -> str:
@@ -86,7 +87,7 @@ def _precision_notes(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
     """Note computations in a lower precision than float64."""
     if comparison.problem.eps <= torch.finfo(torch.float64).eps:
         return
-    low = {str(each.dtype) for each in tensors_of((root.output, root.args, root.kwargs)) if is_low(each)}
+    low = {str(each.dtype) for each in tensors_in((root.output, root.args, root.kwargs)) if is_low(each)}
     if low:
         yield f"computes in {', '.join(sorted(low)).replace('torch.', '')}; comparisons are as coarse"
         return
@@ -159,7 +160,7 @@ def _leaf_notes(module: nn.Module) -> Iterator[str]:
         for path, part in module.named_modules()
         for name, value in vars(part).items()
         if not (name.startswith("_") and isinstance(value, dict))
-        and any(each.requires_grad and each.is_leaf and id(each) not in own for each in tensors_of(value))
+        and any(each.requires_grad and each.is_leaf and id(each) not in own for each in tensors_in(value))
     ]
     if names:
         yield f"requires a gradient and is no parameter, so a constant here: {', '.join(names)}"

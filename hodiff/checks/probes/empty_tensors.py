@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.probes.domain_edges import bad_gradient, gradients_of, values_of
 from hodiff.checks.probes.function_calls import LeavesFunction
+from hodiff.common.trees import tensors_in
 
 # A rule's name, and a call that runs the rule for a function and its leaves.
 Trial = tuple[str, Callable[[LeavesFunction, tuple[Tensor, ...]], Any]]
@@ -46,7 +47,7 @@ def empty_tensors(
 
 
 def _sizes(args: tuple[Any, ...]) -> list[int]:
-    shapes = [each.shape for each in tree_leaves(args) if isinstance(each, Tensor)]
+    shapes = [each.shape for each in tensors_in(args)]
     return list(dict.fromkeys(size for shape in shapes for size in shape if size))
 
 
@@ -69,7 +70,7 @@ def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[LeavesFunc
         filled = list(flat)
         for place, leaf in zip(places, moving, strict=True):
             filled[place] = leaf
-        outputs = [y for y in tree_leaves(apply(*tree_unflatten(filled, structure))) if isinstance(y, Tensor)]
+        outputs = tensors_in(apply(*tree_unflatten(filled, structure)))
         return tuple(y for y in outputs if y.is_floating_point() or y.is_complex())
 
     return function, tuple(flat[i].detach().clone() for i in places)

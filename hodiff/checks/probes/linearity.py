@@ -78,10 +78,11 @@ def frozen_arguments(call: FunctionCall, generator: torch.Generator) -> list[Cau
     places = call.moves()
     if len(places) < 2:
         return []
-    whole = _gradients(call)
+    whole = call.fresh().run().gradients()
     evidence: dict[int, str] = {}
     for needed in _subsets(places):
-        part = attempt(_gradients, replace(call, moving=tuple(j in needed for j in range(len(call.args)))))
+        alone = replace(call.fresh(), moving=tuple(j in needed for j in range(len(call.args))))
+        part = attempt(lambda alone=alone: alone.run().gradients())
         if isinstance(part, Failure):
             continue
         for i in needed:
@@ -99,12 +100,6 @@ def _subsets(places: list[int]) -> Iterator[tuple[int, ...]]:
     yield from ((i,) for i in places)
     if len(places) > 2:
         yield from (tuple(j for j in places if j != i) for i in places)
-
-
-def _gradients(call: FunctionCall) -> tuple[Any, ...]:
-    ran = call.fresh().run()
-    with torch.no_grad():
-        return ran.pull(ran.cotangents(torch.Generator().manual_seed(0)))
 
 
 def _of(gradients: tuple[Any, ...], i: int) -> tuple[Any, ...]:

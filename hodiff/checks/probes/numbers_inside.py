@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hodiff.common.trees import has_strides
+from hodiff.common.trees import has_strides, tensors_in
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
@@ -50,7 +50,7 @@ class NumbersInside(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = run_operator(func, args, kwargs)
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = tensors_in((args, kwargs))
         # Integers and complex numbers are not inspected for cancellation.
         real = _is_readable(result) and all(map(_is_readable, given))
         if real and func.overloadpacket in _SUMS:

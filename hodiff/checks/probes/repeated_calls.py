@@ -25,13 +25,13 @@ def repeated_calls(call: FunctionCall, generator: torch.Generator) -> list[Cause
     outputs = cloned(ran.outputs)
     saved = ran.context.tensors()
     saved = {name: t.clone() for name, t in saved.items()}
-    first = _pulled(ran)
+    first = cloned(ran.gradients())
     for _ in range(_count(call) - 1):
         ran = call.fresh().run()
         if _differs(call, outputs, ran.outputs):
             evidence = f"two calls of forward of {call.name} differ by {gap_of(outputs, ran.outputs):.1e}"
             return [Cause("HD903", (evidence,), every_entry, rule_location(call.function, "forward"))]
-        gradients = _pulled(ran)
+        gradients = cloned(ran.gradients())
         if _differs(call, first, gradients):
             return [_of_backward(call, saved, ran, gap_of(first, gradients))]
     return []
@@ -50,10 +50,10 @@ def _of_backward(call: FunctionCall, saved: dict[str, Tensor], ran: ForwardRun, 
 def calls_between(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Run forward at other inputs between a forward and its backward."""
     ran = call.fresh().run()
-    plain = _pulled(call.fresh().run())
+    plain = cloned(call.fresh().run().gradients())
     if isinstance(attempt(lambda: beside(call).run()), Failure):
         return []
-    gradients = _pulled(ran)
+    gradients = cloned(ran.gradients())
     if not _differs(call, plain, gradients):
         return []
     evidence = (
@@ -73,12 +73,6 @@ def beside(call: FunctionCall) -> FunctionCall:
         )
         moved[i] = call.args[i] * (1 + change * steps.to(call.args[i]))
     return call.fresh().at(moved)
-
-
-def _pulled(ran: ForwardRun) -> tuple[Any, ...]:
-    incoming = ran.cotangents(torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return cloned(ran.pull(incoming))
 
 
 def _differs(call: FunctionCall, a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -18,7 +18,7 @@ from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.common.module_state import attributes_put_back, functional_call, untouched_buffers
-from hodiff.common.trees import has_strides
+from hodiff.common.trees import has_strides, tensors_in
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 # Relative change of parameters and inputs that outputs must follow, and tolerance for equal outputs.
@@ -69,8 +69,8 @@ class ModuleCall:
     @cached_property
     def signature(self) -> tuple[str, ...]:
         """Class, options and shapes, which equal modules share."""
-        tensors = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor)]
-        shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
+        tensors = (*self.module.parameters(), *tensors_in((self.args, self.kwargs)))
+        shapes = [f"{each.dtype}{tuple(each.shape)}" for each in tensors]
         return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
 
     def run(self, args: Any, kwargs: Any, parameters: Mapping[str, Tensor]) -> Any:

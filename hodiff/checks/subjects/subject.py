@@ -20,7 +20,7 @@ from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.complex_numbers import as_real
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import has_strides
+from hodiff.common.trees import has_strides, tensors_in
 from hodiff.errors import InputError
 
 _PLAIN = Setting()
@@ -40,6 +40,11 @@ class Subject:
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
 
+    def of_leaves(self) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+        """Return the function of the leaves of its inputs, and the leaves."""
+        leaves, structure = tree_flatten(self.inputs)
+        return lambda *moving: self.function(*tree_unflatten(list(moving), structure)), tuple(leaves)
+
 
 def subject_of_call(
     call: ModuleCall, loss: Callable[[Any], Tensor] | None = None, wrt: str = "both", fixed: Collection[int] = ()
@@ -55,7 +60,7 @@ def subject_of_call(
         parameters = {name: _like(real, free[name]) for name, real in reals.items()}
         held = {name: _with_row(parameters[name], row, free[name]) for name, row in padding.items()}
         output = call.run(args, kwargs, {**frozen, **parameters, **held})
-        return tensors_of(output) if loss is None else loss(output)
+        return tensors_in(output) if loss is None else loss(output)
 
     still = range(len(call.args)) if wrt == "parameters" else fixed
     return _split(
@@ -91,7 +96,7 @@ def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) ->
 
     def run(_: Any, args: Any, kwargs: Any) -> Any:
         with setting.entered():
-            return tensors_of(function(*args, **kwargs))
+            return tensors_in(function(*args, **kwargs))
 
     return _split(run, {}, (args, kwargs))
 
@@ -115,7 +120,7 @@ class Comparison:
 
 def problem_of(subject: Subject, generator: torch.Generator, directions: int = _DIRECTIONS) -> ScalarProblem:
     """Restrict the subject to random directions that move each tensor in proportion to its size."""
-    if not tensors_of(subject.inputs):
+    if not tensors_in(subject.inputs):
         raise InputError(
             "check: inputs: expected a parameter that requires grad, or a floating-point input, got neither. Call "
             "module.requires_grad_(), or change wrt and fixed."
@@ -160,11 +165,6 @@ def is_coarse(subject: Subject) -> bool:
     generator = torch.Generator().manual_seed(0)
     rounding = attempt(lambda: problem_of(subject, generator).rounding())
     return not isinstance(rounding, Failure) and rounding > torch.finfo(torch.float64).eps
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in an output, which may hold other objects."""
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def is_free(leaf: Any) -> bool:

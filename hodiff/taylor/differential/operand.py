@@ -163,7 +163,7 @@ class Operand:
         for each in self.passes(directions, order):
             found.append([scale * output[order] for output in each.outputs])
             structure = each.structure
-        return Pass([_together(each) for each in zip(*found, strict=True)], structure)
+        return Pass([each[0] if len(each) == 1 else torch.cat(each) for each in zip(*found, strict=True)], structure)
 
 
 def require_options(caller: str, f: Any, argnums: Any, chunk_size: Any = None, **switches: Any) -> None:
@@ -254,7 +254,3 @@ def grouped(directions: Directions, chunk_size: int | None) -> Iterator[list[Any
     """Yield directions in groups."""
     for start, stop in groups(len(directions[0]), chunk_size):
         yield [each[start:stop] for each in directions]
-
-
-def _together(parts: tuple[Any, ...]) -> Any:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Rules for losses: elementwise ones, listed in `LOSSES`, and classification by labels or distributions."""
+"""Rules for losses, listed in `LOSSES`: elementwise ones, and classification by labels or distributions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from torch.nn import functional
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import value_of
-from hodiff.taylor.registry import enter, rule
+from hodiff.taylor.registry import enter
 from hodiff.taylor.rules.arithmetic import with_value
 from hodiff.taylor.series import Frame
 
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def reduced(losses: Any, reduction: str, weight: Any = None) -> Any:
-    """Reduce losses to their mean or sum, or not at all; a weighted mean divides by `weight`."""
+def reduced(losses: Any, reduction: str, divisor: Any) -> Any:
+    """Reduce losses to their mean or sum, or not at all; a weighted mean has its own divisor."""
     if reduction == "none":
         return losses
     total = losses.sum()
-    if reduction == "sum":
-        return total
-    return total / (losses.numel() if weight is None else weight)
+    return total if reduction == "sum" else total / (losses.numel() if divisor is None else divisor)
 
 
 def reduction_of(options: dict[str, Any]) -> str:
@@ -130,8 +128,43 @@ def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, e
     return losses + math.log(2 * math.pi) / 2 if full else losses
 
 
+def _nll(frame: Frame, input: Any, target: Any, weight: Any, ignore_index: int) -> Any:
+    """Negative log-likelihood: entries picked by labels, with class weights."""
+    single = value_of(frame, input).ndim == 1
+    logs = input.unsqueeze(0) if single else input
+    labels = target.unsqueeze(0) if single else target
+    counted = labels != ignore_index
+    labels = torch.where(counted, labels, 0)
+    losses = -torch.gather(logs, 1, labels.unsqueeze(1)).squeeze(1)
+    shares = torch.ones_like(value_of(frame, losses)) if weight is None else weight[labels]
+    shares = shares * counted
+    losses = losses * shares
+    return losses.squeeze(0) if single else losses, shares.sum()
+
+
+def _cross_entropy(
+    frame: Frame, input: Any, target: Any, weight: Any, ignore_index: int, label_smoothing: float
+) -> Any:
+    """Cross-entropy from log_softmax, with entries picked by labels or the mean under a distribution."""
+    classes = 0 if value_of(frame, input).ndim == 1 else 1
+    logs = torch.log_softmax(input, classes)
+    count = value_of(frame, input).shape[classes]
+    shape = [1] * value_of(frame, input).ndim
+    shape[classes] = -1
+    weighted = logs if weight is None else weight.reshape(shape) * logs
+    labels = value_of(frame, target)
+    if labels.is_floating_point():
+        smooth = target * (1 - label_smoothing) + label_smoothing / count
+        return -(smooth * weighted).sum(classes)
+    hard, divisor = _nll(frame, logs, target, weight, ignore_index)
+    if label_smoothing == 0:
+        return hard, divisor
+    each = -weighted.sum(classes) * (labels != ignore_index)
+    return (1 - label_smoothing) * hard + label_smoothing / count * each, divisor
+
+
 # Losses by their names in torch.nn.functional. A loss takes torch's arguments except the reduction. It returns the
-# elementwise losses, or a pair of them and the divisor of their mean.
+# losses of the elements or examples, or a pair of them and the divisor of their mean.
 LOSSES: dict[str, Callable[..., Any]] = {
     "mse_loss": _mse,
     "l1_loss": _l1,
@@ -143,6 +176,8 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "kl_div": _kl_div,
     "poisson_nll_loss": _poisson_nll,
     "gaussian_nll_loss": _gaussian_nll,
+    "nll_loss": _nll,
+    "cross_entropy": _cross_entropy,
 }
 
 
@@ -162,79 +197,11 @@ def _enter(name: str, loss: Callable[..., Any]) -> None:
         if not over_batch and reduction not in REDUCTIONS:
             raise InputError(f"jet: {name}: reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
         found = loss(frame, **options)
-        losses, weight = found if isinstance(found, tuple) else (found, None)
-        return losses.sum() / losses.shape[0] if over_batch else reduced(losses, reduction, weight)
+        losses, divisor = found if isinstance(found, tuple) else (found, None)
+        return losses.sum() / losses.shape[0] if over_batch else reduced(losses, reduction, divisor)
 
     enter(f"nn.{name}", rule)
 
 
 for _name, _loss in LOSSES.items():
     _enter(_name, _loss)
-
-
-@rule("nn.nll_loss")
-def nll_loss(
-    frame: Frame,
-    func: Any,
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-) -> Any:
-    """Negative log-likelihood: entries picked by labels, with class weights."""
-    reduction = reduction_of({"size_average": size_average, "reduce": reduce, "reduction": reduction})
-    single = value_of(frame, input).ndim == 1
-    logs = input.unsqueeze(0) if single else input
-    labels = target.unsqueeze(0) if single else target
-    counted = labels != ignore_index
-    labels = torch.where(counted, labels, 0)
-    losses = -torch.gather(logs, 1, labels.unsqueeze(1)).squeeze(1)
-    shares = torch.ones_like(value_of(frame, losses)) if weight is None else weight[labels]
-    shares = shares * counted
-    losses = losses * shares
-    losses = losses.squeeze(0) if single else losses
-    return reduced(losses, reduction, shares.sum())
-
-
-@rule("nn.cross_entropy")
-def cross_entropy(
-    frame: Frame,
-    func: Any,
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Any:
-    """Cross-entropy from log_softmax, with entries picked by labels or the mean under a distribution."""
-    reduction = reduction_of({"size_average": size_average, "reduce": reduce, "reduction": reduction})
-    classes = 0 if value_of(frame, input).ndim == 1 else 1
-    logs = torch.log_softmax(input, classes)
-    count = value_of(frame, input).shape[classes]
-    shape = [1] * value_of(frame, input).ndim
-    shape[classes] = -1
-    weights = None if weight is None else weight.reshape(shape)
-    labels = value_of(frame, target)
-    if labels.is_floating_point():
-        smooth = target * (1 - label_smoothing) + label_smoothing / count
-        losses = -(smooth * (logs if weights is None else weights * logs)).sum(classes)
-        rows = value_of(frame, losses).numel()
-        return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.sum() / rows
-    hard = functional.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
-    if label_smoothing == 0:
-        return hard
-    counted = labels != ignore_index
-    each = -(logs if weights is None else weights * logs).sum(classes) * counted
-    if reduction == "mean":
-        picked = torch.where(counted, labels, 0)
-        total = counted.sum() if weight is None else (weight[picked] * counted).sum()
-        each = each.sum() / total
-    elif reduction == "sum":
-        each = each.sum()
-    return (1 - label_smoothing) * hard + label_smoothing / count * each
