@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from gpytorch.functions.matern_covariance import MaternCovariance
 from gpytorch.functions.rbf_covariance import RBFCovariance
-from gpytorch.kernels import Kernel, LinearKernel
+from gpytorch.kernels import GridInterpolationKernel, Kernel, LinearKernel, RFFKernel, SpectralDeltaKernel
 from gpytorch.settings import detach_test_caches
 from linear_operator import settings
 from linear_operator.functions._inv_quad import InvQuad
 from linear_operator.functions._matmul import Matmul
 from linear_operator.functions._solve import Solve
-from linear_operator.operators import CholLinearOperator, MatmulLinearOperator, TriangularLinearOperator
+from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 from linear_operator.utils import linear_cg
 from torch import Tensor
 
@@ -40,11 +40,13 @@ def higher_order() -> Iterator[None]:
     |---|---|
     | `RBFKernel`, `MaternKernel` by lengthscale | the formula |
     | distances that are cut off at 1e-15 | distances, also of equal points (`hodiff.corrected()`) |
-    | `LinearKernel` of equal points, as of a single variable | the product of both points |
+    | equal points as of a single variable, in kernels of features [1] | the function of both points |
     | `A @ v`, `A.inv_quad(b)` | the product, and $b^T A^{-1} b$ |
     | `A.solve(b)`, Cholesky or conjugate gradients | the same method, by `hodiff.implicit.linear_solve` if iterative |
     | `A.logdet()`, `A.inv_quad_logdet(b)` by random vectors | always by a Cholesky factor |
     | test caches that are detached | caches with a graph |
+
+    [1] `LinearKernel`, `RFFKernel`, `SpectralDeltaKernel` and `GridInterpolationKernel`.
 
     Conjugate gradients use the preconditioner of the operator, and stop at the tolerance of `linear_solve` instead of
     `cg_tolerance`. Lanczos methods (`root_decomposition`, `sqrt_inv_matmul`, `pivoted_cholesky`) keep their own rules,
@@ -105,13 +107,18 @@ def _distances(
     return differences.square().sum(-1) if square_dist else torch.linalg.vector_norm(differences, dim=-1)
 
 
-def _linear(kernel: LinearKernel, x1: Tensor, x2: Tensor, *args: Any, **options: Any) -> Any:
-    """Compute `LinearKernel.forward`, whose shortcut takes equal points for the same variable."""
-    if x1 is x2 or not may_be_differentiated((x1, x2)) or args or options.get("last_dim_is_batch"):
-        return _LINEAR(kernel, x1, x2, *args, **options)
-    root = kernel.variance.sqrt()
-    product = MatmulLinearOperator(x1 * root, (x2 * root).mT)
-    return product.diagonal(dim1=-1, dim2=-2) if options.get("diag") else product
+def _of_two_points(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `forward` of a kernel without its shortcut, which takes equal points for the same variable."""
+
+    def of_two_points(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False, *args: Any, **options: Any) -> Any:
+        if x1 is x2 or x1.shape != x2.shape or not may_be_differentiated((x1, x2)):
+            return forward(kernel, x1, x2, diag, *args, **options)
+        # With a further point, x2 is not equal to x1.
+        longer = torch.cat([x2, x2[..., :1, :]], -2)
+        covariance = forward(kernel, x1, longer, False, *args, **options)[..., :-1]
+        return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
+
+    return of_two_points
 
 
 def _product(tree: Any, right: Tensor, *matrix: Tensor) -> Tensor:
@@ -180,7 +187,9 @@ RULES: dict[Any, Callable[..., Tensor]] = {
     InvQuad: _inverse_form,
 }
 _DISTANCES = Kernel.covar_dist
-_LINEAR = LinearKernel.forward
+_OF_ONE_POINT = {
+    kernel: kernel.forward for kernel in (LinearKernel, RFFKernel, SpectralDeltaKernel, GridInterpolationKernel)
+}
 _lock = Lock()
 _open = 0
 
@@ -195,7 +204,8 @@ def _replaced() -> Iterator[None]:
             for function, rule in RULES.items():
                 function.apply = staticmethod(rule)
             Kernel.covar_dist = _distances
-            LinearKernel.forward = _linear
+            for kernel, forward in _OF_ONE_POINT.items():
+                kernel.forward = _of_two_points(forward)
     try:
         yield
     finally:
@@ -205,4 +215,5 @@ def _replaced() -> Iterator[None]:
                 for function in RULES:
                     del function.apply
                 Kernel.covar_dist = _DISTANCES
-                LinearKernel.forward = _LINEAR
+                for kernel, forward in _OF_ONE_POINT.items():
+                    kernel.forward = forward

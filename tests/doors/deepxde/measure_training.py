@@ -8,52 +8,41 @@ of one core, without those of the error, medians over the starts. A run ends at 
 (2,000 of SSBroyden). Losses are DeepXDE's, at the end of a run.
 """
 
-import math
 import sys
 import time
 from pathlib import Path
-from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from doors.deepxde.problems import PROBLEMS, dde
+from doors.seconds_to_errors import Clock, report, report_head, report_row
 
 import hodiff
 
-GOALS = (1e-2, 1e-3, 1e-4)
 ADAM, LBFGS, BROYDEN, EACH = 1000, 2000, 2000, 10
 
 
-class Clock(dde.callbacks.Callback):
-    """Notes the error after processor seconds of training, and stops once the last goal is reached."""
+class Timer(dde.callbacks.Callback):
+    """Runs the clock in DeepXDE's loop, and stops training at the last goal."""
 
-    def __init__(self, problem):
+    def __init__(self, problem, clock):
         super().__init__()
-        self.problem, self.used, self.start, self.found, self.count, self.next = problem, 0.0, 0.0, {}, 0, 1
+        self.problem, self.clock = problem, clock
 
     def on_train_begin(self):
-        self.start = time.process_time()
+        self.clock.begin()
 
     def on_epoch_end(self):
-        self.used += time.process_time() - self.start
-        self.count += 1
-        if self.count >= self.next:
-            self.next = math.ceil(1.05 * self.count)
-            error = self.problem.error(self.model)
-            self.least = min(error, getattr(self, "least", math.inf))
-            for goal in GOALS:
-                if error <= goal:
-                    self.found.setdefault(goal, self.used)
-            if error <= GOALS[-1]:
-                self.model.stop_training = True
-        self.start = time.process_time()
+        if self.clock.end_step(lambda: self.problem.error(self.model)):
+            self.model.stop_training = True
+        self.clock.begin()
 
 
-def by_theirs(model, clock):
+def by_theirs(model, timer):
     model.compile("adam", lr=1e-3, verbose=0)
-    model.train(iterations=ADAM, display_every=ADAM, callbacks=[clock], verbose=0)
+    model.train(iterations=ADAM, display_every=ADAM, callbacks=[timer], verbose=0)
     # As "L-BFGS" of DeepXDE, whose loop has no callback within its 1,000 iterations, in steps of a few.
-    clock.count, clock.next = 0, 1
+    timer.clock.restart_steps()
     optimizer = torch.optim.LBFGS(
         model.net.parameters(),
         max_iter=EACH,
@@ -63,12 +52,12 @@ def by_theirs(model, clock):
         line_search_fn="strong_wolfe",
     )
     model.compile(optimizer, verbose=0)
-    model.train(iterations=LBFGS // EACH, display_every=10**6, callbacks=[clock], verbose=0)
+    model.train(iterations=LBFGS // EACH, display_every=10**6, callbacks=[timer], verbose=0)
 
 
-def by_broyden(model, clock):
+def by_broyden(model, timer):
     model.compile(hodiff.optim.SSBroyden(model.net.parameters(), max_iter=EACH), verbose=0)
-    model.train(iterations=BROYDEN // EACH, display_every=10**6, callbacks=[clock], verbose=0)
+    model.train(iterations=BROYDEN // EACH, display_every=10**6, callbacks=[timer], verbose=0)
 
 
 WAYS = {
@@ -76,12 +65,6 @@ WAYS = {
     "their residual, SSBroyden": (by_broyden, False),
     "hodiff's residual, SSBroyden": (by_broyden, True),
 }
-
-
-def report(line):
-    """Write a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def report_ratios(rounds=30):
@@ -101,24 +84,16 @@ def report_ratios(rounds=30):
 
 
 def main(names, seeds):
-    report(
-        "| example | training | " + " | ".join(f"seconds to {goal:.0e}" for goal in GOALS) + " | least error | loss |"
-    )
-    report("|---|---|" + "---:|" * (len(GOALS) + 2))
+    report_head()
     for name in names:
         problem = PROBLEMS[name]
         for title, (train, by_hodiff) in WAYS.items():
-            runs = []
-            for seed in range(seeds):
+            clocks, losses = [Clock() for _ in range(seeds)], []
+            for seed, clock in enumerate(clocks):
                 model = problem.model(by_hodiff, seed)
-                clock = Clock(problem)
-                train(model, clock)
-                _, losses = model.outputs_losses_train(*model.data.train_next_batch())
-                runs.append((clock, losses.sum().item()))
-            times = [median(clock.found.get(goal, math.inf) for clock, _ in runs) for goal in GOALS]
-            cells = ["" if math.isinf(each) else f"{each:.1f}" for each in times]
-            least, loss = median(clock.least for clock, _ in runs), median(loss for _, loss in runs)
-            report(f"| {name} | {title} | {' | '.join(cells)} | {least:.1e} | {loss:.1e} |")
+                train(model, Timer(problem, clock))
+                losses.append(model.outputs_losses_train(*model.data.train_next_batch())[1].sum().item())
+            report_row(name, title, clocks, losses)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,15 @@ import threading
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    GridInterpolationKernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    RFFKernel,
+    ScaleKernel,
+    SpectralDeltaKernel,
+)
 from linear_operator.operators import to_linear_operator
 
 import hodiff
@@ -182,20 +190,83 @@ def test_kernels_at_equal_points(kernel, slope, diagonal):
         close(hodiff.laplacian(lambda x: of(x[None]))(center[0]), torch.tensor(-12 * slope, dtype=D))
 
 
+FEATURES = {
+    "linear": LinearKernel,
+    "random Fourier": lambda: RFFKernel(num_samples=5, num_dims=3),
+    "spectral delta": lambda: SpectralDeltaKernel(num_dims=3, num_deltas=4),
+    "grid": lambda: GridInterpolationKernel(RBFKernel(), grid_size=9, num_dims=3, grid_bounds=[(-2, 2)] * 3),
+    "scaled": lambda: ScaleKernel(RFFKernel(num_samples=5, num_dims=3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_linear_kernel_at_equal_points(diagonal):
-    """GPyTorch takes equal points for one variable, in which the product is quadratic."""
-    kernel = gpytorch.kernels.LinearKernel().double().requires_grad_(False)
-    center = torch.tensor([[0.3, -0.2, 1.0]], dtype=D)
+@pytest.mark.parametrize("name", FEATURES)
+def test_kernels_of_features_at_equal_points(name, diagonal):
+    """GPyTorch takes equal points for one variable."""
+    torch.manual_seed(0)
+    kernel = FEATURES[name]().double().requires_grad_(False)
+    centers = torch.tensor([[0.3, -0.2, 1.0], [-0.4, 0.1, 0.6]], dtype=D)
+    weights = torch.eye(2, dtype=D) if diagonal else torch.tensor([[1.0, 0.3], [-0.2, 0.7]], dtype=D)
 
     def of(x):
-        found = kernel(x, center, diag=diagonal)
-        return (found if diagonal else found.to_dense()).sum()
+        found = kernel(x, centers, diag=diagonal)
+        return (found if diagonal else (found.to_dense() * weights)).sum()
+
+    def by_features(x):
+        """Products of features of both points, by the formulas of the kernels."""
+        base = kernel.base_kernel if name == "scaled" else kernel
+        if name == "linear":
+            first, second = x, kernel.variance.reshape(()) * centers
+        else:
+            frequencies = 2 * math.pi * base.Z.mT if name == "spectral delta" else base.randn_weights
+            frequencies = frequencies / base.lengthscale.reshape(())
+            first, second = (
+                torch.cat([torch.cos(y @ frequencies), torch.sin(y @ frequencies)], 1) for y in (x, centers)
+            )
+            scale = kernel.outputscale if name == "scaled" else 1.0
+            second = scale * second / frequencies.shape[1]
+        return (weights * (first @ second.mT)).sum()
+
+    def by_differences(x, step=1e-4):
+        """The slope of the function itself next to the centers, where GPyTorch's shortcut does not apply."""
+        units = step * torch.eye(6, dtype=D).view(6, 2, 3)
+        return torch.stack([(of(x + u) - of(x - u)) / (2 * step) for u in units]).view(2, 3)
 
     with higher_order():
-        close(torch.func.grad(of)(center.clone()), kernel.variance.reshape(()) * center)
-        for H in (hodiff.hessian_matrix(of, center.clone()), torch.func.hessian(of)(center.clone()).view(3, 3)):
-            close(H, torch.zeros(3, 3, dtype=D))
+        close(of(centers), of(centers + 1e-12))
+        x = centers.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(of(x), x)
+        torch.testing.assert_close(slope, by_differences(centers), rtol=1e-6, atol=1e-9)
+        if name == "grid":
+            return
+        torch.testing.assert_close(slope, torch.func.grad(by_features)(centers), rtol=1e-9, atol=1e-12)
+        expected = hodiff.hessian_matrix(by_features, centers)
+        for H in (hodiff.hessian_matrix(of, centers.clone()), torch.func.hessian(of)(centers.clone()).view(6, 6)):
+            torch.testing.assert_close(H, expected, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The input matches")
+def test_predictions_of_features_at_all_training_points():
+    torch.manual_seed(0)
+    process = (
+        Process(SpectralDeltaKernel(num_dims=2, num_deltas=4), gpytorch.likelihoods.GaussianLikelihood())
+        .double()
+        .eval()
+    )
+
+    def mean(x):
+        return process(x).mean.square().sum()
+
+    step = 1e-5
+    direction = torch.randn(X.shape, dtype=D, generator=torch.Generator().manual_seed(1))
+    with higher_order():
+        found = (torch.func.grad(mean)(X.clone()) * direction).sum()
+        product = hodiff.hvp(mean, X.clone(), direction)
+    ahead, behind = (X + sign * step * direction for sign in (1, -1))
+    close(found, (mean(ahead) - mean(behind)) / (2 * step), rtol=1e-6)
+    slopes = [torch.autograd.grad(mean(at.requires_grad_()), at)[0] for at in (ahead, behind)]
+    close(product, (slopes[0] - slopes[1]) / (2 * step), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(nu=2.5)])
