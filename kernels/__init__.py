@@ -4,7 +4,7 @@
   `fused_library`, and called as `fused_signatures` declares.
 - `matrix_products`: the faster of MKL and oneDNN, measured once per class of shapes.
 - `narrow`: products and softmax derivatives of matrices with few rows or columns.
-- `turning`: transposes of blocks of vectors, from columns into rows.
+- `transposed_blocks`: transposes of blocks of vectors, from columns into rows.
 - `unit_directions`: products with unit directions, which pick columns.
 - `coloring`: colorings of sparse matrices, in C++.
 

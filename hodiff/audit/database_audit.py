@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, serve_operators
 from hodiff.checks.torch_verdicts import CORRECTED, RUNS, TORCH, AuditTable, Verdict, Verdicts, everywhere
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
@@ -66,32 +64,22 @@ def audit(
     runs = runs_of("audit", correct)
     for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
         require_number("audit", name, value, positive=True)
-    first = Worker()
-    try:
-        names = select_operators(operators, first.operators)
-    except BaseException:
-        first.close()
-        raise
-    found: dict[str, dict[str, Verdicts]] = {name: {} for name in names}
-    with tqdm(total=len(names) * len(runs), disable=not progress, unit="operator", smoothing=0.05) as bar:
+    found: dict[str, dict[str, Verdicts]] = {}
 
-        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Record the verdicts; return the request of a second run if corrections may change them."""
-            entry = found[request["operator"]]
-            entry[CORRECTED if request["correct"] else TORCH] = _verdicts(reply)
-            bar.update()
-            if request["correct"] or len(runs) == 1:
-                return []
-            if not isinstance(reply, dict) or reply["is_corrected"]:
-                return [{**request, "correct": True}]
-            entry[CORRECTED] = entry[TORCH]  # without a rule, a second run would repeat the first
-            bar.update()
+    def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+        """Record the verdicts; return the request of a second run if corrections may change them."""
+        entry = found.setdefault(request["operator"], {})
+        entry[CORRECTED if request["correct"] else TORCH] = _verdicts(reply)
+        if request["correct"] or len(runs) == 1:
             return []
+        if not isinstance(reply, dict) or reply["is_corrected"]:
+            return [{**request, "correct": True}]
+        entry[CORRECTED] = entry[TORCH]  # without a rule, a second run would repeat the first
+        return []
 
-        common = {"correct": runs[0] == CORRECTED, "count": int(samples), "seed": seed}
-        requests = [{"operator": name, **common} for name in names]
-        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
-    return AuditTable(torch.__version__.split("+")[0], found)
+    request = {"correct": runs[0] == CORRECTED, "count": int(samples), "seed": seed}
+    names = serve_operators(operators, [request], done, jobs=jobs, limit=time_limit, progress=progress)
+    return AuditTable(torch.__version__.split("+")[0], {name: found[name] for name in names})
 
 
 def reproductions(
@@ -136,29 +124,20 @@ def reproductions(
     """
     for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
         require_number("reproductions", name, value, positive=True)
-    first = Worker()
-    try:
-        names = select_operators(operators, first.operators)
-    except BaseException:
-        first.close()
-        raise
     found: dict[str, str] = {}
-    with tqdm(total=len(names), disable=not progress, unit="operator") as bar:
 
-        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Record the script; ask for the call as it is if a smaller call crashed or took too long."""
-            name = request["operator"]
-            if not isinstance(reply, dict):
-                if request["smaller"]:
-                    return [{**request, "smaller": False}]
-                reply = {"script": f"# {name}: {reply}\n"}
-            found[name] = reply["script"]
-            bar.update()
-            return []
+    def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+        """Record the script; ask for the call as it is if a smaller call crashed or took too long."""
+        name = request["operator"]
+        if not isinstance(reply, dict):
+            if request["smaller"]:
+                return [{**request, "smaller": False}]
+            reply = {"script": f"# {name}: {reply}\n"}
+        found[name] = reply["script"]
+        return []
 
-        common = {"kind": "script", "count": int(samples), "seed": seed, "smaller": True}
-        requests = [{"operator": name, **common} for name in names]
-        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    request = {"kind": "script", "count": int(samples), "seed": seed, "smaller": True}
+    names = serve_operators(operators, [request], done, jobs=jobs, limit=time_limit, progress=progress)
     return {name: found[name] for name in names}
 
 
@@ -168,22 +147,6 @@ def runs_of(caller: str, correct: bool | str) -> tuple[str, ...]:
     if correct not in choices:
         raise InputError(f"{caller}: correct: expected True, False or 'both', got {correct!r}.")
     return choices[correct]
-
-
-def select_operators(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
-    """Return the operators that match the names, with or without variant and module; all operators for None."""
-    if wanted is None:
-        return list(known)
-    picked: dict[str, None] = {}
-    for want in [wanted] if isinstance(wanted, str) else wanted:
-        exact = [name for name in known if name == want or name.startswith(f"{want}.")]
-        matches = exact or [name for name in known if f".{want}." in f".{name}."]
-        if not matches:
-            near = difflib.get_close_matches(want, known)
-            hint = f" Did you mean {', '.join(near)}?" if near else ""
-            raise InputError(f"audit: operators: torch's database has no {want!r}.{hint}")
-        picked.update(dict.fromkeys(matches))
-    return list(picked)
 
 
 def _verdicts(reply: Any) -> Verdicts:

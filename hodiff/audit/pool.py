@@ -1,7 +1,8 @@
-"""Worker processes of the audit, which survive operators that hang or crash."""
+"""Worker processes of audits, which survive operators that hang or crash, and the requests that they serve."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import queue
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hodiff.errors import HodiffError
+from tqdm import tqdm
+
+from hodiff.errors import HodiffError, InputError
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -27,6 +30,10 @@ class TimedOutError(Exception):
 
 class DiedError(Exception):
     """Error of a process that ended by itself."""
+
+
+# Takes a request and its reply, and returns further requests.
+Done = Callable[[Request, Reply | TimedOutError | DiedError], Sequence[Request]]
 
 
 class Worker:
@@ -108,14 +115,51 @@ class Worker:
         return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
-def serve(
-    first: Worker,
+def serve_operators(
+    operators: str | Iterable[str] | None,
     requests: Sequence[Request],
+    done: Done,
     *,
     jobs: int,
     limit: float,
-    done: Callable[[Request, Reply | TimedOutError | DiedError], Sequence[Request]],
-) -> None:
+    progress: bool,
+) -> list[str]:
+    """Serve each request for every operator that matches the names; return these operators."""
+    first = Worker()
+    try:
+        names = select_operators(operators, first.operators)
+    except BaseException:
+        first.close()
+        raise
+    everything = [{"operator": name, **request} for request in requests for name in names]
+    with tqdm(total=len(everything), disable=not progress, unit="operator", smoothing=0.05) as bar:
+
+        def answered(request: Request, reply: Reply | TimedOutError | DiedError) -> Sequence[Request]:
+            further = done(request, reply)
+            bar.update(not further)
+            return further
+
+        serve(first, everything, jobs=min(jobs, len(everything)), limit=limit, done=answered)
+    return names
+
+
+def select_operators(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    """Return the operators that match the names, with or without variant and module; all operators for None."""
+    if wanted is None:
+        return list(known)
+    picked: dict[str, None] = {}
+    for want in [wanted] if isinstance(wanted, str) else wanted:
+        exact = [name for name in known if name == want or name.startswith(f"{want}.")]
+        matches = exact or [name for name in known if f".{want}." in f".{name}."]
+        if not matches:
+            near = difflib.get_close_matches(want, known)
+            hint = f" Did you mean {', '.join(near)}?" if near else ""
+            raise InputError(f"audit: operators: torch's database has no {want!r}.{hint}")
+        picked.update(dict.fromkeys(matches))
+    return list(picked)
+
+
+def serve(first: Worker, requests: Sequence[Request], *, jobs: int, limit: float, done: Done) -> None:
     """Distribute requests to processes; `done` takes each reply, one at a time, and returns further requests."""
     waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
     for request in requests:

@@ -93,7 +93,7 @@ def segments(steps: int, constant: int, checkpoint: int | None) -> Iterator[tupl
         yield start, min(start + length, steps), "run_recomputed" if checkpoint else "run"
 
 
-def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
+def batch_source(task: Any, steps: int) -> Callable[[int], Any]:
     """Return a function from the step, counted from 0, to its batch; it raises if the task has no more batches."""
     if callable(task):
         return task
@@ -106,7 +106,7 @@ def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
             return next(iterator)
         except StopIteration:
             raise InputError(
-                f"{caller}: task: expected {steps} batches, one for each step, got {step}; pass fewer steps, or "
+                f"adapt: task: expected {steps} batches, one for each step, got {step}; pass fewer steps, or "
                 "itertools.cycle(task)."
             ) from None
 
@@ -225,7 +225,7 @@ def adapt(
     again = not first_order and (torch.is_grad_enabled() or not only_reverse_mode())
     bound = InnerLoss(loss, spec, buffers is not None, correct, again)
     loop = Loop(bound, gradient, optimizer, clip)
-    source = batch_source(task, steps, "adapt")
+    source = batch_source(task, steps)
     params = pytree.tree_map(recordable, params)
     start: Point = (params, optimizer.init(params) if state is None else state, () if buffers is None else buffers)
     point, losses, batches = start, [], []
@@ -255,7 +255,7 @@ def _validate(
     loss: Any, params: Any, optimizer: Any, steps: Any, checkpoint: Any, truncate: Any, clip: Any, route: Any
 ) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
     require_callable("adapt", loss=loss)
-    require_optimizer("adapt", "optimizer", optimizer)
+    require_optimizer("adapt", optimizer)
     require_int("adapt", "steps", steps, 0)
     require_int("adapt", "checkpoint", checkpoint, 1, optional=True)
     require_int("adapt", "truncate", truncate, 0, optional=True)

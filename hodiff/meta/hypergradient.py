@@ -166,7 +166,7 @@ def hypergradient(
     require_int("hypergradient", "steps", steps, 1)
     require_generator("hypergradient", "generator", generator)
     if optimizer is not None:
-        require_optimizer("hypergradient", "optimizer", optimizer)
+        require_optimizer("hypergradient", optimizer)
     if in_transform():
         raise RouteError(
             "hypergradient: expected a call outside of torch.func transforms, got one inside, where its result would "

@@ -161,7 +161,7 @@ class MetaLearner(nn.Module):
     def set_optimizer(self, lr: Setting, optimizer: Optimizer | None) -> None:
         """Store the optimizer of the inner steps, by default gradient descent."""
         if optimizer is not None:
-            require_optimizer(type(self).__name__, "optimizer", optimizer)
+            require_optimizer(type(self).__name__, optimizer)
         self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
 
     def make_optimizer(self) -> Optimizer:

@@ -217,11 +217,11 @@ def _require_numbers(name: str, key: str, value: Any, limit: float | None = None
         raise InputError(f"{name}: {key}: expected {wanted}, or a floating-point tensor, got {describe(leaf)}.")
 
 
-def require_optimizer(caller: str, argument: str, value: Any) -> None:
+def require_optimizer(caller: str, value: Any) -> None:
     """Raise if the value is no functional optimizer."""
     if not isinstance(value, Optimizer):
         remedy = "; convert it with hodiff.meta.from_torch" if isinstance(value, torch.optim.Optimizer) else ""
-        raise InputError(f"{caller}: {argument}: expected one of hodiff.meta, got {type(value).__name__}{remedy}.")
+        raise InputError(f"{caller}: optimizer: expected one of hodiff.meta, got {type(value).__name__}{remedy}.")
 
 
 def is_active(setting: Setting) -> bool:

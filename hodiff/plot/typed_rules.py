@@ -75,9 +75,9 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
     return Typed
 
 
-def typed_map(argument: str, text: str) -> Callable[[Tensor], Any]:
+def typed_map(text: str) -> Callable[[Tensor], Any]:
     """Return the function of `x` that an expression defines."""
-    return lambda x: _compiled(argument, text, ("x",))(x=x)
+    return lambda x: _compiled("f", text, ("x",))(x=x)
 
 
 def _compiled(argument: str, text: Any, names: tuple[str, ...]) -> Callable[..., Any]:

@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_flatten
 import hodiff
 from hodiff.audit import AuditTable, Verdict, audit
 from hodiff.audit.audit_sample import audit_function, audit_sample
-from hodiff.audit.database_audit import select_operators
 from hodiff.audit.mutated.mutated_audit import mutated_on_file
 from hodiff.audit.page import markdown_page
-from hodiff.audit.pool import DiedError, Worker, serve
+from hodiff.audit.pool import DiedError, Worker, select_operators, serve
 from hodiff.audit.samples import database
 from hodiff.checks import torch_verdicts
 from hodiff.checks.mutations.sample import Sample

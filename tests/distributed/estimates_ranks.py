@@ -31,7 +31,7 @@ from hodiff.estimators import (
     trace,
     trace_of,
 )
-from hodiff.estimators.view import view_of
+from hodiff.estimators.adapted_operators import view_of
 
 generator = torch.Generator().manual_seed(1)
 X = torch.randn(16, 7, generator=generator, dtype=D)

@@ -11,8 +11,8 @@ from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import ConvergenceError, HessianOperator, HodiffWarning, InputError
 from hodiff.estimators import Checkpoint, eigsh, solve, spectral_density
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.spectra.lanczos import Chain
-from hodiff.estimators.view import view_of
 
 D = torch.float64
 N = 200

@@ -6,7 +6,7 @@ from torch import nn
 
 import hodiff
 from hodiff import estimators
-from hodiff.estimators.view import view_of
+from hodiff.estimators.adapted_operators import view_of
 
 D = torch.float64
 

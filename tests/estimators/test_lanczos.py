@@ -5,8 +5,8 @@ import pytest
 import torch
 from estimators.matrices import linspace_spectrum, symmetric
 
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.spectra.lanczos import Chain, advance
-from hodiff.estimators.view import view_of
 
 N = 120
 # A few steps resolve the first eigenvalues to the last digit; without restoring, orthogonality to them is lost.

@@ -12,9 +12,9 @@ from scipy.integrate import trapezoid
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import effective_dimension, frobenius_norm, logdet, schatten_norm, spectral_density
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.probes import draw
 from hodiff.estimators.spectra.quadrature import _padded
-from hodiff.estimators.view import view_of
 
 N = 300
 EIGENVALUES = linspace_spectrum(N, -0.5, 1.5)

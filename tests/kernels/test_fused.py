@@ -14,7 +14,7 @@ from hodiff import assert_differentiable
 from hodiff import functions as hf
 from hodiff.functions.activations.gated import GatePullback
 from hodiff.kernels import fused, fused_library
-from hodiff.kernels.turning import turned
+from hodiff.kernels.transposed_blocks import turned
 
 needs_kernels = pytest.mark.skipif(not fused.available(), reason="hodiff was installed without a C++ compiler")
 

@@ -289,6 +289,33 @@ def test_deprecated_reduction_options_match(name):
         torch.testing.assert_close((value, slope), torch.func.jvp(f, (Q,), (V,)))
 
 
+CLASSES = torch.tensor([0.5, 2.0, 1.5], dtype=D)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weight", [None, CLASSES], ids=["equal", "weighted"])
+def test_cross_entropy_matches_its_definition(weight, smoothing, reduction):
+    labels, weights = torch.tensor([2, 1, 0]), torch.ones(3, dtype=D) if weight is None else weight
+    x = torch.linspace(-1.0, 2.0, 9, dtype=D)
+    counted = labels != 1
+    goal = ((1 - smoothing) * torch.eye(3, dtype=D)[labels] + smoothing / 3) * weights * counted[:, None]
+    divisor = (weights[labels] * counted).sum() if reduction == "mean" else 1
+
+    def definition(x):
+        x = x.reshape(3, 3)
+        return -(goal * (x - x.exp().sum(1, keepdim=True).log())).sum() / divisor
+
+    def f(x):
+        options = {"weight": weight, "label_smoothing": smoothing, "reduction": reduction, "ignore_index": 1}
+        return functional.cross_entropy(x.reshape(3, 3), labels, **options)
+
+    v = x.cos()
+    value, coefficients = jet(f, (x,), ([v, torch.zeros_like(x)],))
+    first, second = torch.func.jvp(lambda y: torch.func.jvp(definition, (y,), (v,))[1], (x,), (v,))
+    torch.testing.assert_close((value, *coefficients), (definition(x), first, second))
+
+
 def test_rejects_unknown_reduction():
     with pytest.raises(hodiff.InputError, match="jet: mse_loss: reduction: expected one of none, mean, sum, got 'avg'"):
         jet(lambda x: functional.mse_loss(x, V, reduction="avg"), (Q,), ([V],))

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from importlib import resources
 
 import torch
-from tqdm import tqdm
 
-from hodiff.audit.database_audit import select_operators
 from hodiff.audit.jets.verdict import JetVerdict
-from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, serve_operators
 from hodiff.common.options import require_int, require_number
 from hodiff.errors import InputError
 
@@ -131,23 +129,14 @@ def jet_audit(
         raise InputError(f"jet_audit: order: expected 1 to 5, because the cost of nesting is 2^K, got {order}.")
     require_int("jet_audit", "seed", seed, 0)
     require_number("jet_audit", "time_limit", time_limit, positive=True)
-    first = Worker()
-    try:
-        names = select_operators(operators, first.operators)
-    except BaseException:
-        first.close()
-        raise
     found: dict[str, JetVerdict] = {}
-    common = {"kind": "jets", "order": order, "count": samples, "seed": seed}
-    requests: list[Request] = [{"operator": name, **common} for name in names]
-    with tqdm(total=len(names), disable=not progress, unit="operator", smoothing=0.05) as bar:
 
-        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            found[request["operator"]] = _verdict(reply)
-            bar.update()
-            return []
+    def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+        found[request["operator"]] = _verdict(reply)
+        return []
 
-        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    request = {"kind": "jets", "order": order, "count": samples, "seed": seed}
+    names = serve_operators(operators, [request], done, jobs=jobs, limit=time_limit, progress=progress)
     return JetAudit(torch.__version__.split("+")[0], order, {name: found[name] for name in names})
 
 

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 
 import torch
-from tqdm import tqdm
 
-from hodiff.audit.database_audit import runs_of, select_operators
+from hodiff.audit.database_audit import runs_of
 from hodiff.audit.mutated.mutated_operator import Finding
-from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, serve_operators
 from hodiff.checks.torch_verdicts import CORRECTED, RUNS, TITLES
 from hodiff.common.options import require_int, require_number
 from hodiff.errors import InputError
@@ -153,35 +152,24 @@ def mutated_audit(
         require_int("mutated_audit", name, value, 1)
     require_int("mutated_audit", "seed", seed, 0)
     require_number("mutated_audit", "time_limit", time_limit, positive=True)
-    first = Worker()
-    try:
-        names = select_operators(operators, first.operators)
-    except BaseException:
-        first.close()
-        raise
     counts: dict[str, dict[str, Count]] = {run: {} for run in runs}
     findings: list[Finding] = []
-    requests = [
-        {"operator": name, "kind": "invented", "correct": run == CORRECTED, "count": cases, "seed": seed}
-        for run in runs
-        for name in names
-    ]
-    with tqdm(total=len(requests), disable=not progress, unit="operator", smoothing=0.05) as bar:
 
-        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Record the counts, and the findings of the last run."""
-            bar.update()
-            run = RUNS[request["correct"]]
-            if not isinstance(reply, dict):
-                counts[run][request["operator"]] = Count(lost=str(reply))
-                return []
-            listed = reply.pop("findings")
-            counts[run][request["operator"]] = Count(**reply)
-            if run == runs[-1]:
-                findings.extend(map(Finding.from_json, listed))
+    def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+        """Record the counts, and the findings of the last run."""
+        run = RUNS[request["correct"]]
+        if not isinstance(reply, dict):
+            counts[run][request["operator"]] = Count(lost=str(reply))
             return []
+        listed = reply.pop("findings")
+        counts[run][request["operator"]] = Count(**reply)
+        if run == runs[-1]:
+            findings.extend(map(Finding.from_json, listed))
+        return []
 
-        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    common = {"kind": "invented", "count": cases, "seed": seed}
+    requests = [{**common, "correct": run == CORRECTED} for run in runs]
+    names = serve_operators(operators, requests, done, jobs=jobs, limit=time_limit, progress=progress)
     in_order = {run: {name: row[name] for name in names} for run, row in counts.items()}
     ordered = sorted(findings, key=lambda each: names.index(each.operator))
     return MutatedAudit(torch.__version__.split("+")[0], seed, in_order, tuple(ordered))

@@ -12,11 +12,12 @@ from torch import Tensor
 from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.displays import element, facts, number, page
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of, not_converged
 from hodiff.estimators.spectra.lanczos import Chain
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View
 
 # Below this ratio the smallest eigenvalue may be zero up to rounding, which may exceed the dtype's.
 SMALL = 1e-4

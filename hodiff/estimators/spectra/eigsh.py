@@ -13,12 +13,13 @@ from hodiff.common.options import require_amount, require_bool, require_choice, 
 from hodiff.common.trees import describe
 from hodiff.displays import SHOWN, Cell, badge, element, facts, number, page, table
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.checkpoints import Checkpoint, Stages
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.spectra.eigensolvers import METHODS, UNAVAILABLE
 from hodiff.estimators.spectra.lanczos_eigenpairs import SELECT, EigenProblem, SpentError, default_kept
-from hodiff.estimators.view import View, require_constant, view_of
+from hodiff.estimators.view import View, require_constant
 
 RESOLVED = 0.1  # largest residual, relative to the eigenvalue, at which its size and sign are known
 COARSE = 1e-6  # from this tolerance on, small eigenvalues may be hidden

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.results import Estimate
 from hodiff.estimators.spectra.quadrature import trace_of_function
-from hodiff.estimators.view import view_of
 
 
 def effective_dimension(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.results import Estimate
 from hodiff.estimators.spectra.quadrature import trace_of_function
-from hodiff.estimators.view import view_of
 
 
 def schatten_norm(

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_bool, require_callable, require_choice, require_int
 from hodiff.displays import badge, element, facts, number, page
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.spectra.eigsh import start_block
 from hodiff.estimators.spectra.lanczos import Chain
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View
 
 # Relative noise in a warm start, and steps beyond convergence, to find an eigenvector that has overtaken the start.
 NOISE = 0.1

@@ -15,11 +15,11 @@ from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.displays import curve, element, facts, number, page
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.checkpoints import Checkpoint
 from hodiff.estimators.probes import generator_or_default
 from hodiff.estimators.results import Estimate, cost_of, mean_and_error
 from hodiff.estimators.spectra.quadrature import exact_rule, lanczos_rules, truncation_of
-from hodiff.estimators.view import view_of
 
 CURVE = 120  # number of points of the curve in a notebook
 DECADES = 6.0  # decades of the curve below its peak

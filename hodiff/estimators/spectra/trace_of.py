@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.results import Estimate
 from hodiff.estimators.spectra.quadrature import trace_of_function
-from hodiff.estimators.view import view_of
 
 
 def trace_of(

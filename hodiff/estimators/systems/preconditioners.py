@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_int
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import precise
 from hodiff.estimators.traces.diagonal import diagonal
-from hodiff.estimators.view import view_of
 
 
 def jacobi_preconditioner(

@@ -22,12 +22,13 @@ from hodiff.common.options import (
 from hodiff.common.trees import describe
 from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.checkpoints import Checkpoint, Stages
 from hodiff.estimators.dense_matrix import matrix_of
 from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.systems import conjugate_gradients, neumann, scipy_krylov
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver, refine
-from hodiff.estimators.view import View, require_constant, view_of
+from hodiff.estimators.view import View, require_constant
 
 
 @dataclass(frozen=True, eq=False)

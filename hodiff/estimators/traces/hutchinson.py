@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hodiff.common.chunks import spans
 from hodiff.common.options import require_choice, require_int
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.dense_matrix import columns
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
 from hodiff.estimators.results import Estimate, mean_and_error, precise
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View
 
 
 def probed(view: View, count: int, kind: str, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

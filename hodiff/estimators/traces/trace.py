@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice, require_int
+from hodiff.estimators.adapted_operators import view_of
 from hodiff.estimators.dense_matrix import diagonal_of
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
 from hodiff.estimators.results import Estimate, mean_and_error, precise
 from hodiff.estimators.traces import hutchinson
 from hodiff.estimators.traces.range_finder import find_range
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View
 
 
 def _xtrace(view: View, products: int, kind: str, generator: torch.Generator) -> tuple[float, float]:

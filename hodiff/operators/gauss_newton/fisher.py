@@ -150,7 +150,7 @@ class FisherOperator(GaussNewtonOperator):
             return args
         (batch,) = args
         inputs, targets = pair(batch)
-        outputs = _one_output("FisherOperator", self._evaluate(self._bound(self.leaves, inputs)))
+        outputs = _one_output(self._evaluate(self._bound(self.leaves, inputs)))
         require_rows("FisherOperator", self.loss, outputs, self.likelihood)
         # Each batch of each rank has its own seed, so that sampling errors are independent.
         seed = self._seed + index * size_of(self.process_group) + rank_in(self.process_group)
@@ -161,7 +161,7 @@ class FisherOperator(GaussNewtonOperator):
         information = self.likelihood.information
         if self.samples is None and information is None:
             return super()._matrix(outputs, targets)
-        z = _one_output("FisherOperator", outputs)
+        z = _one_output(outputs)
         if self.samples is None:
             assert information is not None
             mean = self.batches.reduction == "mean"
@@ -179,7 +179,7 @@ class FisherOperator(GaussNewtonOperator):
 
     def _scalar_loss(self, outputs: PyTree, targets: Any) -> Tensor:
         if self.likelihood.normalized:
-            require_normalized("FisherOperator", self.likelihood, _one_output("FisherOperator", outputs))
+            require_normalized("FisherOperator", self.likelihood, _one_output(outputs))
         return super()._scalar_loss(outputs, targets)
 
 
@@ -276,11 +276,11 @@ class _Information:
         return torch.func.vmap(lambda *one: self.product(one))(*vectors)
 
 
-def _one_output(caller: str, outputs: PyTree) -> Tensor:
+def _one_output(outputs: PyTree) -> Tensor:
     leaves: list[Tensor] = pytree.tree_leaves(outputs)
     if len(leaves) != 1:
         raise InputError(
-            f"{caller}: model: expected one tensor with examples along its first dimension, got "
+            "FisherOperator: model: expected one tensor with examples along its first dimension, got "
             f"{', '.join(describe(leaf) for leaf in leaves)}; pass samples=None for other outputs."
         )
     return leaves[0]

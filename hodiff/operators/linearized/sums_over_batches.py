@@ -18,7 +18,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import raise_if_unavailable, refused
 from hodiff.distributed.exchanges import leave_note
 from hodiff.estimators import DiagonalEstimate
-from hodiff.kernels.turning import turned
+from hodiff.kernels.transposed_blocks import turned
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import read_unchanged
 from hodiff.operators.data.distributed import JointBatches, sum_over_ranks

@@ -105,7 +105,7 @@ def _draw_flow(pick: str, f: str, x: str) -> Any:
         point = torch.tensor([float(each) for each in x.split(",")])
     except ValueError:
         raise InputError(f"x: expected numbers separated by commas, got {x!r}.") from None
-    return gradient_flow(typed_map("f", f), point).draw().figure
+    return gradient_flow(typed_map(f), point).draw().figure
 
 
 QUANTIZERS: dict[str, Callable[[Tensor], Tensor]] = {
