@@ -242,8 +242,11 @@ NAMES = (
     "torch.utils._pytree._broadcast_to_and_flatten",
 )
 
-# Names missing from older versions, and the version that added them; without them hodiff does less.
-SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
+# Names missing from older versions, and the version that added them; without them hodiff does less, or reads another.
+SINCE = {
+    "torch._higher_order_ops.utils._hop_compile_and_call": "2.12",
+    "state of a fully sharded module._fsdp_param_groups": "2.13",
+}
 
 # Private attributes, by the kind of object.
 ATTRIBUTES = {

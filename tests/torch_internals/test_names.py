@@ -116,6 +116,8 @@ def test_torch_has_every_private_name(name: str) -> None:
 def test_torch_values_have_every_private_attribute(owner: str, name: str) -> None:
     if owner == "operators of oneDNN" and not torch.backends.mkldnn.is_available():
         pytest.skip("torch without oneDNN")
+    if torch.__version__ < (since := SINCE.get(f"{owner}.{name}", "")):
+        pytest.skip(f"torch has it since {since}")
     value = EXAMPLES[owner]()
     has = any(each.startswith(name) for each in dir(value)) if name.endswith("_") else hasattr(value, name)
     assert has, f"torch {torch.__version__}: a {owner} has no {name}, which hodiff/torch_internals uses"

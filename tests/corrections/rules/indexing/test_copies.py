@@ -17,7 +17,8 @@ COPIES = {
     "as_strided_copy": lambda y: torch.as_strided_copy(y, (2,), (1,)),
     "diagonal_copy": lambda y: torch.diagonal_copy(y.expand(2, 2)),
     "expand_copy": lambda y: torch.expand_copy(y, (2,)),
-    "narrow_copy": lambda y: y.narrow_copy(0, 0, 2),
+    # Older versions of torch do not differentiate it.
+    **({"narrow_copy": lambda y: y.narrow_copy(0, 0, 2)} if torch.__version__ >= "2.13" else {}),
     "permute_copy": lambda y: torch.permute_copy(y, (0,)),
     "select_copy": lambda y: torch.select_copy(y[None], 0, 0),
     "slice_copy": torch.slice_copy,
