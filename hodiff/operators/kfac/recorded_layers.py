@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.own_gradient import is_comparing
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
@@ -105,6 +106,8 @@ class Recorded:
         # Hooks are called from all threads.
         with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
             outputs, _ = function.recorded(lambda: function(self.leaves))
+        # A detach in the hooks would count as one of the model.
+        self.calls = {name: [replace(each, x=each.x.detach()) for each in calls] for name, calls in self.calls.items()}
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
         if not real or outputs.dim() == 0:
             raise OutputFormError(
@@ -218,6 +221,9 @@ class Recorded:
 
     def _keeper(self, name: str) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            # These calls are of other parameters.
+            if is_comparing():
+                return
             x = args[0] if args else next(iter(kwargs.values()))
             if not isinstance(output, Tensor) or not output.requires_grad:
                 if not self._every:
@@ -226,7 +232,7 @@ class Recorded:
                     f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
                     "recording; call it outside of torch.no_grad() and of a checkpoint."
                 )
-            self.calls[name].append(Call(x.detach(), output.shape, get_gradient_edge(output)))
+            self.calls[name].append(Call(x, output.shape, get_gradient_edge(output)))
 
         return keep
 

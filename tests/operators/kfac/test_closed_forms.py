@@ -311,3 +311,29 @@ def test_dict_batches_are_accepted() -> None:
     )
     close(A.to_dense(), plain.to_dense())
     close(hodiff.KFACOperator(model, loss, x, data=[batch], batch_size=lambda b: 5).to_dense(), plain.to_dense())
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["plain", "with a detached constant"])
+def test_first_evaluation_without_check_records_one_call_of_each_layer(cut: bool) -> None:
+    """Warnings of a function's first run compare it at other parameters, whose calls must not be recorded."""
+    calls = []
+
+    class Counted(nn.Module):  # its code must be new to the process
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            z = self.first(x).tanh()
+            return self.last(z + 0 * z.detach() if cut else z)
+
+    torch.manual_seed(0)
+    model = Counted().double()
+    inputs, y = torch.randn(6, 3).double(), torch.randint(2, (6,))
+    blocks = hodiff.KFACOperator(
+        model, F.cross_entropy, dict(model.named_parameters()), inputs, y, check=False
+    ).blocks
+    assert (len(calls) == 1) is not cut
+    a = torch.cat([model.first(inputs).tanh(), torch.ones(6, 1).double()], 1).detach()
+    close(blocks[1].A[0], a.T @ a / 6)
