@@ -231,7 +231,7 @@ class KFACOperator(LayeredOperator):
                 one, count = moments.of_inputs(source, a, self.sharing, used)
                 if one is not None:
                     before = inputs[source]
-                    inputs[source] = one.to(self.dtype) if before is None else before + one
+                    inputs[source] = one.to(self.dtype) if before is None else before.add_(one)
                 counts[source] += count
             sizes += batch.size
         self._joint.sum_([*gradients.values(), *inputs.values()])
@@ -239,10 +239,13 @@ class KFACOperator(LayeredOperator):
         self._joint.sum_([numbers])
         counts = dict(zip(sources, map(int, numbers.tolist()), strict=True))
         scale = self._scale(self._joint.sizes(sizes))
-        return tuple(
-            KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
-            for source, B in gradients.items()
-        )
+        blocks = []
+        # In place, because a factor may be larger than the model.
+        for source, B in gradients.items():
+            total, count = inputs[source], counts[source]
+            A = moments.mean_of_inputs(source, None, 1, B) if total is None else total.div_(count)
+            blocks.append(KroneckerBlock(source.layout, A, B.mul_(scale)))
+        return tuple(blocks)
 
 
 def batch_of(args: tuple[Any, ...]) -> Any:
