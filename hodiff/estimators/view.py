@@ -102,6 +102,12 @@ class View:
         """Compute the norms of columns in high precision, on the operator's device."""
         return norms_of(block) if self.shards is None else self.dots(block, block).sqrt()
 
+    def rough_norms(self, block: Tensor) -> Tensor:
+        """Compute the norms of columns in the dtype of the block, if that is float32, which is faster."""
+        if self.shards is not None or block.dtype != torch.float32:
+            return self.norms(block)
+        return torch.linalg.vector_norm(block, dim=0)
+
     def units(self, start: int, stop: int) -> Tensor:
         """Return the unit vectors `start` to `stop` of all `total`, as columns."""
         like = torch.empty(self.n, dtype=self.dtype, device=self.device)

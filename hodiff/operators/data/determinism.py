@@ -110,23 +110,22 @@ class Checked:
     def before(self) -> bool:
         """Whether the values were compared before."""
         references, settings = self._known.get(self._key, ([], ()))
-        return bool(references) and settings == self._settings() and all(
-            reference() is each for reference, each in zip(references, self._functions, strict=True)
+        return (
+            bool(references)
+            and settings == self._settings()
+            and all(reference() is each for reference, each in zip(references, self._functions, strict=True))
         )
 
     def remember(self) -> None:
         """Remember that the values are the same each time."""
         if not isinstance(self._functions[0], nn.Module):
             return
-        model, *others = self._functions
+        (model, *others), key, known = self._functions, self._key, self._known
         try:
-            references = [weakref.ref(model, self._forget), *map(weakref.ref, others)]
+            references = [weakref.ref(model, lambda _: known.pop(key, None)), *map(weakref.ref, others)]
         except TypeError:  # an object without weak references
             return
-        self._known[self._key] = references, self._settings()
-
-    def _forget(self, reference: object) -> None:
-        self._known.pop(self._key, None)
+        known[key] = references, self._settings()
 
     def _settings(self) -> tuple[Any, ...]:
         return tuple((type(each), each.training) for each in self._modules)

@@ -114,7 +114,10 @@ def summed_gradient(source: Source, a: Tensor | None, g: Tensor) -> Tensor:
         return torch.stack([
             one_hot_counts(places, each[kept][:, 0], source.layout.shape[2]).mT[None] for each in g.unbind(0)
         ])
-    return torch.einsum("cnrgp,nrgq->cgpq", g, a)
+    if a.shape[1] < g.shape[-1]:
+        return torch.einsum("cnrgp,nrgq->cgpq", g, a)
+    # The gradients of the examples are no larger than their inputs, and need no copy of those.
+    return torch.einsum("cnrgp,nrgq->cngpq", g, a).sum(1)
 
 
 def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) -> Tensor:

@@ -138,9 +138,10 @@ class Recorded:
             return self._inputs[key]
         found = compute()
         kept = sum(each.nbytes for each in self._inputs.values())
-        if found is not None and kept + found.nbytes <= MEMORY_BUDGET[
-            "cpu" if found.device.type == "cpu" else "accelerator"
-        ]:
+        if (
+            found is not None
+            and kept + found.nbytes <= MEMORY_BUDGET["cpu" if found.device.type == "cpu" else "accelerator"]
+        ):
             self._inputs[key] = found
         return found
 
@@ -162,8 +163,10 @@ class Recorded:
     def chunk_of(self, chunk_size: int | str | None, columns: int) -> int:
         """Return how many of the columns to pull back together."""
         large = self.bytes_each > LARGE * len(self._flat) and self.outputs.device.type == "cpu"
-        return 1 if large and chunk_size == "auto" else resolve_chunk_size(
-            chunk_size, columns, self.bytes_each, self.outputs.device
+        return (
+            1
+            if large and chunk_size == "auto"
+            else resolve_chunk_size(chunk_size, columns, self.bytes_each, self.outputs.device)
         )
 
     @cached_property
@@ -190,7 +193,7 @@ class Recorded:
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
     def pull_both(self, cotangent: Tensor) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
-        """Compute `pull` for one cotangent, and the gradients of all parameters, in one pass unless they are sharded."""
+        """Compute `pull` for one cotangent, and the gradients of all parameters, together unless they are sharded."""
         if self._sharded is not None:
             return self.pull(cotangent[None]), self._gradients_of_shards(cotangent)
         found, gradients = self.pull_all(cotangent, range(len(self.leaves)))

@@ -65,7 +65,7 @@ class ExampleGradients:
         progress: bool = False,
     ):
         function = bound(inputs)
-        layers = layer_blocks(model, names) if model is not None else ()
+        layers = layer_blocks(model, names) if model is not None else {}
         self.recorded = Recorded(function, nn.Identity() if model is None else model, layers, every=False)
         if not bool(self.recorded.outputs.isfinite().all()):
             raise InputError(
@@ -75,7 +75,7 @@ class ExampleGradients:
         everything = range(len(function.leaves))
         self._layers = self._batched = self._separate = None
         if model is not None:
-            self._layers = LayerGradients(self.recorded, model, names, dtype, keep_rows=keep_rows)
+            self._layers = LayerGradients(self.recorded, model, layers, dtype, keep_rows=keep_rows)
             self._layers.verify(cotangent_of(self.recorded.outputs))
         self._rest = self._besides(everything)
         if self._rest and repeatable:

@@ -14,7 +14,7 @@ from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import EigenBlock
 from hodiff.operators.kfac.columns import Columns, example_factors
-from hodiff.operators.kfac.layers import Source, layer_blocks
+from hodiff.operators.kfac.layers import Source
 from hodiff.operators.kfac.recorded_layers import Recorded
 
 
@@ -25,9 +25,9 @@ class LayerGradients:
     the gradients of one example must depend on the cotangent of no other example.
 
     Args:
-        recorded: The model's evaluation, with the calls of `layer_blocks(model, names)`.
+        recorded: The model's evaluation, with the calls of the layers.
         model: The module that owns the layers.
-        names: Names of all parameters of the point.
+        layers: The blocks of `layer_blocks`.
         dtype: Dtype of the results.
         keep_rows: Whether to keep the examples' gradients of the verification for `gradients`.
     """
@@ -36,16 +36,15 @@ class LayerGradients:
         self,
         recorded: Recorded,
         model: nn.Module,
-        names: Sequence[str],
+        layers: Mapping[str, list[Source]],
         dtype: torch.dtype,
         *,
         keep_rows: bool = False,
     ):
         self._recorded, self._model, self._dtype = recorded, model, dtype
         self._count = len(recorded.outputs)
-        known = layer_blocks(model, names)
         recorded.keep(name for name, calls in recorded.calls.items() if calls and self._count)
-        self._sources = {name: known[name] for name in recorded.calls}
+        self._sources = {name: layers[name] for name in recorded.calls}
         # A cotangent, and the gradients of the calls' outputs for it.
         self._pulled: tuple[Tensor, dict[str, list[Tensor]]] | None = None
         # The examples' gradients for that cotangent.

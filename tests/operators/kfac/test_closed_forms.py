@@ -331,9 +331,7 @@ def test_first_evaluation_without_check_records_one_call_of_each_layer(cut: bool
     torch.manual_seed(0)
     model = Counted().double()
     inputs, y = torch.randn(6, 3).double(), torch.randint(2, (6,))
-    blocks = hodiff.KFACOperator(
-        model, F.cross_entropy, dict(model.named_parameters()), inputs, y, check=False
-    ).blocks
+    blocks = hodiff.KFACOperator(model, F.cross_entropy, dict(model.named_parameters()), inputs, y, check=False).blocks
     assert (len(calls) == 1) is not cut
     a = torch.cat([model.first(inputs).tanh(), torch.ones(6, 1).double()], 1).detach()
     close(blocks[1].A[0], a.T @ a / 6)
