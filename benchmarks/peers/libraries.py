@@ -140,8 +140,12 @@ def eigenvalues() -> Iterator[Problem]:
         found, _ = PyHessian(copy.deepcopy(objective.module), LOSS, data=data[0], cuda=False).eigenvalues(tol=1e-4)
         return torch.tensor(found)
 
-    ways = {"hodiff eigsh": partial(ours, "auto"), 'hodiff eigsh, method="lanczos"': partial(ours, "lanczos")}
-    contestants = {**ways, names("hessian-eigenthings"): things, names("PyHessian"): other}
+    contestants: dict[str, Callable[[], Any]] = {
+        "hodiff eigsh": partial(ours, "auto"),
+        'hodiff eigsh, method="lanczos"': partial(ours, "lanczos"),
+        names("hessian-eigenthings"): things,
+        names("PyHessian"): other,
+    }
     yield problem("largest eigenvalue", "The largest eigenvalue of the Hessian to 0.5 %, mlp", contestants, top, 5e-3)
 
 

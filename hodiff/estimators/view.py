@@ -103,10 +103,12 @@ class View:
         return norms_of(block) if self.shards is None else self.dots(block, block).sqrt()
 
     def rough_norms(self, block: Tensor) -> Tensor:
-        """Compute the norms of columns in the dtype of the block, if that is float32, which is faster."""
-        if self.shards is not None or block.dtype != torch.float32:
-            return self.norms(block)
-        return torch.linalg.vector_norm(block, dim=0)
+        """Compute the norms of columns in float32 if that is their dtype, which is faster, and the squares have it."""
+        if self.shards is None and block.dtype == torch.float32:
+            found = torch.linalg.vector_norm(block, dim=0)
+            if bool(((found > 1e-15) & (found < 1e18)).all()):
+                return found
+        return self.norms(block)
 
     def units(self, start: int, stop: int) -> Tensor:
         """Return the unit vectors `start` to `stop` of all `total`, as columns."""
