@@ -53,7 +53,8 @@ def gradients(
         reduction: Reduction of the loss over the examples, "mean" or "sum".
         batch_size: Function that returns the divisor of a batch's mean; by default that of torch's loss, or the number
             of examples.
-        check_deterministic: Whether to evaluate the function twice at first, and to refuse values that differ.
+        check_deterministic: Whether to evaluate the function twice at first, and to refuse values that differ. Later
+            calls evaluate a module twice only if its training mode has changed or it draws random numbers.
         randomness: Treatment of random numbers in the function: "error", or "fixed" for the gradients of one draw.
         progress: Whether to show a progress bar.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.

@@ -84,10 +84,11 @@ class KFACOperator(LayeredOperator):
         reduction: Reduction of the loss over the examples of a batch, "mean" or "sum", as for other operators.
         batch_size: Function that returns the divisor of a batch's mean, for losses that are not torch's.
         chunk_size: Number of gradients that are pulled back together: a positive int, None for all, or "auto" for as
-            many as keep them within 64 MiB on a CPU and 1 GiB on a GPU.
+            many as keep them within 64 MiB on a CPU and 1 GiB on a GPU, and on a CPU for one if layers are large.
         check: Whether to evaluate the first batch twice, to refuse a model that is not deterministic, and to compare
             the gradients of the parameters with those computed from the layers' inputs and outputs, to refuse a model
-            that uses a parameter outside its layer.
+            that uses a parameter outside its layer. Later operators evaluate a model twice only if its training mode
+            has changed or it draws random numbers.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
         process_group: Process group of `torch.distributed` whose ranks each have a part of the `data`; factors are
