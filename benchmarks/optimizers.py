@@ -5,7 +5,6 @@ Memory of the optimizers' states.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,16 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
-import hodiff
 from benchmarks.language_model import LanguageModel
 from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
 from benchmarks.report import table
+from benchmarks.residual_steps import ADAMW, WIDTHS, measured_residuals
 from benchmarks.training.tasks import TASKS
 from hodiff.optim import (
     KFAC,
     KLSOAP,
-    PINNKFAC,
     SAM,
     SOAP,
     AdaHessian,
@@ -149,7 +147,6 @@ def gradient(batch: Batch) -> Run:
 
 NEVER = 10**9
 newton = partial(NewtonCG, damping=1.0, cg_iterations=10, cg_tolerance=0.0)
-ADAMW = "`torch.optim.AdamW`"
 WAYS: dict[str, Callable[[Batch], Run]] = {
     "gradient": gradient,
     "`torch.optim.SGD`": partial(loop, torch.optim.SGD),
@@ -207,42 +204,6 @@ WORKLOADS: dict[str, Callable[[], Batch]] = {
 Ratios = dict[str, dict[str, float]]
 
 
-def residuals(width: int) -> dict[str, Run]:
-    """Return steps for Poisson's equation in two dimensions, at 256 points inside and 64 on the boundary."""
-
-    def problem() -> tuple[nn.Module, Any]:
-        torch.manual_seed(0)
-        widths = (2, width, width, width, 1)
-        layers = [each for a, b in itertools.pairwise(widths) for each in (nn.Linear(a, b), nn.Tanh())]
-        model = nn.Sequential(*layers[:-1])
-
-        def u(x: Tensor) -> Tensor:
-            return model(x)[0]
-
-        def equation(x: Tensor) -> Tensor:
-            return hodiff.laplacian(u)(x) + torch.sin(x).sum()
-
-        return model, ((equation, torch.rand(256, 2)), (u, torch.rand(64, 2).round()))
-
-    def natural() -> Run:
-        model, terms = problem()
-        optimizer = PINNKFAC(model)
-        return Run(lambda: optimizer.step(*terms), optimizer)
-
-    def first_order() -> Run:
-        model, terms = problem()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            sum(torch.func.vmap(f)(points).square().mean() / 2 for f, points in terms).backward()
-            optimizer.step()
-
-        return Run(step, optimizer)
-
-    return {ADAMW: first_order(), "`PINNKFAC`": natural()}
-
-
 def state_bytes(optimizer: torch.optim.Optimizer) -> float:
     """Return the bytes of an optimizer's state for each parameter."""
     held = [each for each in pytree.tree_leaves(list(map(dict, optimizer.state.values()))) if isinstance(each, Tensor)]
@@ -257,7 +218,7 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
     states: Ratios = {name: {} for name in wanted}
     with one_core():
         columns = {name: measured(name, 2 if quick else 11, states[name]) for name in wanted}
-        natural = {f"width {width}": measured_residuals(width, 2 if quick else 11) for width in WIDTHS}
+        natural = {f"width {width}": of_residuals(width, 2 if quick else 11) for width in WIDTHS[: 1 if quick else 2]}
     unit = "In gradients of the same loss, float32, one thread, by the processor's clock; medians over the rounds."
     yield "one step", f"{unit}\n\n{as_table(columns, 'a step of')}", columns
     means = {name: averages(found) for name, found in columns.items()}
@@ -280,7 +241,6 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
     yield "state", f"{how}\n\n{as_table(states, 'the state of', '.1f')}", states
 
 
-WIDTHS = (64, 256)
 # The ways whose states are measured; steps of one optimizer have equal states.
 STATES = {
     ADAMW: ADAMW,
@@ -295,12 +255,10 @@ STATES = {
 }
 
 
-def measured_residuals(width: int, rounds: int) -> dict[str, float]:
-    """Measure the ratio of a step on residuals to AdamW's."""
-    runs = residuals(width)
-    contestants = [Contestant(way, "hodiff", run.step, run.turn) for way, run in runs.items()]
-    seconds = race(contestants, rounds, f"width {width}", time.process_time)
-    return {way: median_ratio(each, seconds[ADAMW]) for way, each in seconds.items() if way != ADAMW}
+def of_residuals(width: int, rounds: int) -> dict[str, float]:
+    """Return the ratio of a step of `PINNKFAC` to AdamW's, and the bytes of its state for each parameter."""
+    ratio, optimizer = measured_residuals(width, rounds)
+    return {"`PINNKFAC`": ratio, "`PINNKFAC`, bytes of state for each parameter": state_bytes(optimizer)}
 
 
 def measured(name: str, rounds: int, states: dict[str, float]) -> dict[str, float]:

@@ -335,3 +335,20 @@ def test_first_evaluation_without_check_records_one_call_of_each_layer(cut: bool
     assert (len(calls) == 1) is not cut
     a = torch.cat([model.first(inputs).tanh(), torch.ones(6, 1).double()], 1).detach()
     close(blocks[1].A[0], a.T @ a / 6)
+
+
+@pytest.mark.parametrize("chunk_size", ["auto", 2])
+def test_large_layers_pulled_back_in_turn_have_the_same_factors_and_diagonal(chunk_size: Any) -> None:
+    """On a CPU, "auto" pulls columns back one by one if the gradients of layers are large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 512), nn.Tanh(), nn.Linear(512, 3)).double()
+    inputs, y = torch.randn(256, 2).double(), torch.randint(3, (256,))
+    x = dict(model.named_parameters())
+    A = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y, chunk_size=chunk_size, check=False)
+    whole = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y, chunk_size=None, check=False)
+    for block, expected in zip(A.blocks, whole.blocks, strict=True):
+        close(block.B, expected.B)
+        close(block.A, expected.A)
+    G = hodiff.GaussNewtonOperator(model, F.cross_entropy, x, inputs, y, check_deterministic=False)
+    found, expected = (G.diagonal(exact=True, chunk_size=size).value for size in (chunk_size, None))
+    close(found, expected)
