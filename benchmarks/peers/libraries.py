@@ -334,6 +334,8 @@ _HEADER = """# libraries: hodiff and other libraries for PyTorch
 
 Processor seconds of one core, medians over rounds, in each of which every contestant ran once in turn. `/ hodiff` is
 the median over rounds of the ratio to hodiff: above 1, hodiff is faster. Products are those of operators that exist
-already; everything else includes the set-up. The error is that of the largest element, against float64; a contestant
-beyond the tolerance is wrong and not timed. `make bench-peers` writes this page.
+already; everything else includes the set-up. There hodiff compares two evaluations to see whether a function is
+deterministic, except for K-FAC, gradients of examples and the exact diagonal, whose module was compared before. The
+error is that of the largest element, against float64; a contestant beyond the tolerance is wrong and not timed. `make
+bench-peers` writes this page.
 """
