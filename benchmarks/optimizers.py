@@ -1,4 +1,7 @@
-"""Cost of a step of every optimizer in `hodiff.optim`, in gradients of the same loss and in steps of AdamW."""
+"""Cost of a step of every optimizer in `hodiff.optim`, in gradients of the same loss and in steps of AdamW.
+
+Memory of the optimizers' states.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
 
 from benchmarks.language_model import LanguageModel
 from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
 from benchmarks.report import table
+from benchmarks.residual_steps import ADAMW, WIDTHS, measured_residuals
 from benchmarks.training.tasks import TASKS
-from hodiff.optim import KFAC, SAM, SOAP, AdaHessian, NewtonCG, Shampoo, SophiaG, SophiaH
+from hodiff.optim import (
+    KFAC,
+    KLSOAP,
+    SAM,
+    SOAP,
+    AdaHessian,
+    KLShampoo,
+    Muon,
+    NewtonCG,
+    Shampoo,
+    SophiaG,
+    SophiaH,
+)
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.watched_backward import wait
@@ -130,7 +147,6 @@ def gradient(batch: Batch) -> Run:
 
 NEVER = 10**9
 newton = partial(NewtonCG, damping=1.0, cg_iterations=10, cg_tolerance=0.0)
-ADAMW = "`torch.optim.AdamW`"
 WAYS: dict[str, Callable[[Batch], Run]] = {
     "gradient": gradient,
     "`torch.optim.SGD`": partial(loop, torch.optim.SGD),
@@ -151,6 +167,11 @@ WAYS: dict[str, Callable[[Batch], Run]] = {
     "`Shampoo`, due for roots": partial(loop, partial(Shampoo, refresh_every=1)),
     "`SOAP`, not due": partial(loop, partial(SOAP, refresh_every=NEVER)),
     "`SOAP`, due for its basis": partial(loop, partial(SOAP, refresh_every=1)),
+    "`KLShampoo`, not due": partial(loop, partial(KLShampoo, refresh_every=NEVER)),
+    "`KLShampoo`, due for its basis": partial(loop, partial(KLShampoo, refresh_every=1)),
+    "`KLSOAP`, not due": partial(loop, partial(KLSOAP, refresh_every=NEVER)),
+    "`KLSOAP`, due for its basis": partial(loop, partial(KLSOAP, refresh_every=1)),
+    "`Muon`": partial(loop, Muon),
     "`SAM`": partial(closure, partial(SAM, base=torch.optim.SGD)),
     "`NewtonCG`, 10 iterations": partial(closure, newton),
     "`NewtonCG`, Gauss-Newton, 10 iterations": partial(pair, partial(newton, curvature="gauss-newton")),
@@ -169,6 +190,9 @@ AVERAGES = {
     },
     "`Shampoo`": {"`Shampoo`, not due": 90, "`Shampoo`, due for roots": 10},
     "`SOAP`": {"`SOAP`, not due": 90, "`SOAP`, due for its basis": 10},
+    "`KLShampoo`": {"`KLShampoo`, not due": 90, "`KLShampoo`, due for its basis": 10},
+    "`KLSOAP`": {"`KLSOAP`, not due": 90, "`KLSOAP`, due for its basis": 10},
+    "`Muon`": {"`Muon`": 100},
 }
 WORKLOADS: dict[str, Callable[[], Batch]] = {
     "MLP 784-512-512-10": mlp,
@@ -180,11 +204,21 @@ WORKLOADS: dict[str, Callable[[], Batch]] = {
 Ratios = dict[str, dict[str, float]]
 
 
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Return the bytes of an optimizer's state for each parameter."""
+    held = [each for each in pytree.tree_leaves(list(map(dict, optimizer.state.values()))) if isinstance(each, Tensor)]
+    # States may be views of joint tensors.
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held}
+    return sum(storages.values()) / sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
     """Yield title, table and data of single steps and of average steps; quick uses the smallest network."""
     wanted = [*WORKLOADS][-1:] if quick else [*WORKLOADS]
+    states: Ratios = {name: {} for name in wanted}
     with one_core():
-        columns = {name: measured(name, 2 if quick else 11) for name in wanted}
+        columns = {name: measured(name, 2 if quick else 11, states[name]) for name in wanted}
+        natural = {f"width {width}": of_residuals(width, 2 if quick else 11) for width in WIDTHS[: 1 if quick else 2]}
     unit = "In gradients of the same loss, float32, one thread, by the processor's clock; medians over the rounds."
     yield "one step", f"{unit}\n\n{as_table(columns, 'a step of')}", columns
     means = {name: averages(found) for name, found in columns.items()}
@@ -198,16 +232,44 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
     }
     how = f"The same in steps of {ADAMW}. Calls take most of the time of the GPT of width 32."
     yield f"a step on average, in steps of {ADAMW}", f"{how}\n\n{as_table(in_steps, 'an average step of')}", in_steps
+    how = (
+        "Poisson's equation in two dimensions, at 256 points inside and 64 on the boundary, by networks of three "
+        f"hidden layers: in steps of {ADAMW} on the same loss, whose Laplacian `hodiff.laplacian` computes."
+    )
+    yield "a step on residuals", f"{how}\n\n{as_table(natural, 'a step of')}", natural
+    how = "Bytes of the state for each parameter, in float32, where a parameter takes 4."
+    yield "state", f"{how}\n\n{as_table(states, 'the state of', '.1f')}", states
 
 
-def measured(name: str, rounds: int) -> dict[str, float]:
-    """Measure the ratio of every way to the gradient."""
+# The ways whose states are measured; steps of one optimizer have equal states.
+STATES = {
+    ADAMW: ADAMW,
+    "`SophiaH`": "`SophiaH`, due, loop",
+    "`AdaHessian`": "`AdaHessian`, due, loop",
+    "`KFAC`": "`KFAC`, due for curvature and inverses",
+    "`Shampoo`": "`Shampoo`, due for roots",
+    "`SOAP`": "`SOAP`, due for its basis",
+    "`KLShampoo`": "`KLShampoo`, due for its basis",
+    "`KLSOAP`": "`KLSOAP`, due for its basis",
+    "`Muon`": "`Muon`",
+}
+
+
+def of_residuals(width: int, rounds: int) -> dict[str, float]:
+    """Return the ratio of a step of `PINNKFAC` to AdamW's, and the bytes of its state for each parameter."""
+    ratio, optimizer = measured_residuals(width, rounds)
+    return {"`PINNKFAC`": ratio, "`PINNKFAC`, bytes of state for each parameter": state_bytes(optimizer)}
+
+
+def measured(name: str, rounds: int, states: dict[str, float]) -> dict[str, float]:
+    """Measure the ratio of every way to the gradient, and the bytes of states."""
     torch.manual_seed(0)
     contestants = []
     for way, of in WAYS.items():
         run = of(WORKLOADS[name]())
         with run.turn():
             run.step()
+        states |= {each: state_bytes(run.optimizer) for each, its in STATES.items() if its == way}
         contestants.append(Contestant(way, "hodiff", run.step, run.turn))
     seconds = race(contestants, rounds, name, time.process_time)
     return {way: median_ratio(each, seconds["gradient"]) for way, each in seconds.items() if way != "gradient"}
@@ -221,7 +283,7 @@ def averages(found: dict[str, float]) -> dict[str, float]:
     }
 
 
-def as_table(columns: Ratios, title: str) -> str:
+def as_table(columns: Ratios, title: str, digits: str = ".2f") -> str:
     """Return ratios by way and network as a Markdown table."""
     ways = next(iter(columns.values()))
-    return table([title, *columns], [[way, *(f"{each[way]:.2f}" for each in columns.values())] for way in ways])
+    return table([title, *columns], [[way, *(f"{each[way]:{digits}}" for each in columns.values())] for way in ways])

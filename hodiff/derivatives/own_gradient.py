@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -40,6 +41,18 @@ _COLLECTS = {torch.as_tensor, torch.asarray}
 _READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad_", "is_floating_point"}
 
 _asked: set[int] = set()
+
+
+class _Thread(threading.local):
+    comparing = False
+
+
+_this_thread = _Thread()
+
+
+def is_comparing() -> bool:
+    """Whether a function runs only for the finite differences of a warning."""
+    return _this_thread.comparing
 
 
 class Watch:
@@ -140,6 +153,7 @@ def warn_once(
             cut = f"{found.__name__}, a custom Function"
     if not cut or in_forward_mode():
         return
+    _this_thread.comparing = True
     try:
         with untouched(list(named_modules(f))), RandomState(leaves).replayed():
             try:
@@ -150,6 +164,8 @@ def warn_once(
     except Exception:
         # The function may accept only one kind of call, or only one call.
         return
+    finally:
+        _this_thread.comparing = False
     if told is not None:
         warnings.warn(
             f"{caller}: the gradient by autograd is not the derivative of the function: along a random direction the "

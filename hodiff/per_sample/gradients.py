@@ -53,7 +53,8 @@ def gradients(
         reduction: Reduction of the loss over the examples, "mean" or "sum".
         batch_size: Function that returns the divisor of a batch's mean; by default that of torch's loss, or the number
             of examples.
-        check_deterministic: Whether to evaluate the function twice at first, and to refuse values that differ.
+        check_deterministic: Whether to evaluate the function twice at first, and to refuse values that differ. Later
+            calls evaluate a module twice only if its training mode has changed or it draws random numbers.
         randomness: Treatment of random numbers in the function: "error", or "fixed" for the gradients of one draw.
         progress: Whether to show a progress bar.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
@@ -89,12 +90,18 @@ def gradients(
         correct=correct,
     )
     batches: list[tuple[float, list[Tensor]]] = []
-    operator.collect(lambda batch: batches.append((batch.divisor, batch.gradients.gradients(batch.cotangent))))
-    scales = _scales(operator, [size for size, _ in batches], sum(len(rows[0]) for _, rows in batches))
-    columns = zip(
-        *([scale * row for row in rows] for scale, (_, rows) in zip(scales, batches, strict=True)), strict=True
+    operator.collect(
+        lambda batch: batches.append((batch.divisor, batch.gradients.gradients(batch.cotangent))), keep_rows=True
     )
-    joined = [torch.cat(parts).to(leaf.dtype) for parts, leaf in zip(columns, operator.leaves, strict=True)]
+    scales = _scales(operator, [size for size, _ in batches], sum(len(rows[0]) for _, rows in batches))
+    for scale, (_, rows) in zip(scales, batches, strict=True):
+        for row in rows if scale != 1.0 else ():
+            row.mul_(scale)
+    columns = zip(*(rows for _, rows in batches), strict=True)
+    joined = [
+        (parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)).to(leaf.dtype)
+        for parts, leaf in zip(columns, operator.leaves, strict=True)
+    ]
     return operator.domain.tree_of(joined)
 
 

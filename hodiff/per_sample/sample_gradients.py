@@ -57,8 +57,8 @@ class PerSample(ModelLossOperator):
 
     @leave_inference_mode
     @read_unchanged
-    def collect(self, visit: Callable[[GradientsOfBatch], None]) -> None:
-        """Evaluate each batch once, and visit it."""
+    def collect(self, visit: Callable[[GradientsOfBatch], None], *, keep_rows: bool = False) -> None:
+        """Evaluate each batch once, and visit it; `keep_rows` is as in `ExampleGradients`."""
         self.domain.require_whole(CALLER, "the local gradients of each rank")
         # Examples that the loss ignores have gradients of 0, and count as examples.
         self.batches.known_size = None
@@ -67,13 +67,14 @@ class PerSample(ModelLossOperator):
         found = None
         # Hooks of the model record its layers for one thread at a time.
         with one_thread_at_a_time(), torch.no_grad(), refused(CALLER):
-            for found, _ in self._kept.again(partial(self._at, linearize=self._gradients_at)):
+            linearize = partial(self._gradients_at, keep_rows=keep_rows)
+            for found, _ in self._kept.again(partial(self._at, linearize=linearize)):
                 assert isinstance(found, GradientsOfBatch)
                 visit(found)
         if found is None:
             raise self.batches.empty()
 
-    def _gradients_at(self, args: tuple[Any, ...]) -> GradientsOfBatch:
+    def _gradients_at(self, args: tuple[Any, ...], *, keep_rows: bool) -> GradientsOfBatch:
         inputs, targets = pair(args[0])
         labels, fixed = self.domain.labels, self._draw_seed is not None
         module = None if any(self.domain.joined) else module_of(self._functions[0], labels)
@@ -95,6 +96,7 @@ class PerSample(ModelLossOperator):
             cotangent_of=cotangent_of,
             repeatable=not fixed,
             mixing=False,
+            keep_rows=keep_rows,
         )
         outputs = gradients.outputs
         cotangent = found[0] if found else cotangent_of(outputs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -81,6 +82,7 @@ _ATOMS = (
     # Hooks lead to all parameters of a model, which a part of the model does not use.
     Gathering,
 )
+_CONTAINERS = {dict, OrderedDict, list, tuple}
 _INSTALLED = {"site-packages", "dist-packages"}
 _EMPTY = CellType()
 # Getter and setter of a place, and whether to keep the place whatever it holds: a loop may rebind a closure's cell.
@@ -100,14 +102,21 @@ def is_atom(kind: type) -> bool:
     return issubclass(kind, _ATOMS)
 
 
-def reachable(*roots: Any) -> Iterator[Any]:
-    """Yield each object that a callable can reach and that may hold a tensor, once; tensors are not yielded."""
+def reachable(*roots: Any, empty: bool = True) -> Iterator[Any]:
+    """Yield each object that a callable can reach and that may hold a tensor, once; tensors are not yielded.
+
+    Args:
+        *roots: The callables.
+        empty: Whether to yield dicts, lists and tuples that are empty now.
+    """
     seen: dict[int, Any] = {}
     stack = list(roots)
     while stack:
         value = stack.pop()
         kind: Any = type(value)
         if is_atom(kind) or is_tensor(kind) or id(value) in seen or (kind is dict and _is_namespace(value)):
+            continue
+        if not empty and kind in _CONTAINERS and not value:
             continue
         # The reference keeps the id from being reused.
         seen[id(value)] = value
@@ -119,7 +128,7 @@ def reachable(*roots: Any) -> Iterator[Any]:
 
 def modules_in(*roots: Any) -> list[nn.Module]:
     """Return the modules that callables close over, outermost first."""
-    return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
+    return [value for value in reachable(*roots, empty=False) if isinstance(value, nn.Module)]
 
 
 def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:

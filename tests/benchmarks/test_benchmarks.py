@@ -182,10 +182,15 @@ def test_average_step_weights_add_up_to_100() -> None:
 @pytest.mark.usefixtures("from_the_root")
 def test_quick_optimizer_ratios_exceed_a_plain_gradient() -> None:
     sections = importlib.import_module("benchmarks.optimizers").sections(True)
-    (one, _, found), (average, text, means), (steps, _, ratios_to_adamw) = sections
+    (one, _, found), (average, text, means), (steps, _, ratios_to_adamw), (_, _, natural), (_, _, states) = sections
     assert (one, average) == ("one step", "a step on average")
     assert steps == "a step on average, in steps of `torch.optim.AdamW`"
     (ratios,), (mean,), (in_steps,) = found.values(), means.values(), ratios_to_adamw.values()
     assert ratios["`NewtonCG`, 10 iterations"] > 5 > ratios["`torch.optim.SGD`"] > 0.5
     assert f"{mean['`KFAC`']:.2f}" in text
     assert in_steps["`KFAC`"] == mean["`KFAC`"] / ratios["`torch.optim.AdamW`"]
+    assert natural["width 64"]["`PINNKFAC`"] > 1
+    (bytes_each,) = states.values()
+    # Two states of four bytes, and a step for each tensor.
+    assert 8 < bytes_each["`torch.optim.AdamW`"] < 8.1
+    assert 4 < bytes_each["`Muon`"] < 8 < bytes_each["`Shampoo`"]

@@ -1,5 +1,6 @@
 """Tests of nondeterministic functions, changing data, unchanged buffers, and released objects."""
 
+import gc
 import random
 import weakref
 from collections.abc import Iterator
@@ -278,7 +279,6 @@ def test_progress_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_operators_are_freed_without_garbage_collection() -> None:
-    import gc
 
     p = problem("mlp")
     gc.collect()
@@ -509,3 +509,58 @@ def test_rejects_bad_randomness(options, message):
     network = Masked()
     with pytest.raises(hodiff.InputError, match=message):
         hodiff.HessianOperator(network.loss, network.w, data=network.data, **options).to_dense()
+
+
+CALLS: list[int] = []
+
+
+class Moody(nn.Module):
+    """A layer that counts its calls, and may draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3).double()
+        self.noise = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(len(x))
+        z = self.layer(x)
+        return z + self.noise * torch.rand_like(z) if self.noise else z
+
+
+def dense_fisher(module: nn.Module) -> Any:
+    return GaussNewtonOperator(module, F.cross_entropy, parameters(module), X, Y).to_dense()
+
+
+def kfac_factors(module: nn.Module) -> Any:
+    return hodiff.KFACOperator(module, F.cross_entropy, parameters(module), X, Y).blocks[0].A
+
+
+def rows(module: nn.Module) -> Any:
+    return hodiff.per_sample.gradients(module, F.cross_entropy, parameters(module), X, Y)
+
+
+@pytest.mark.parametrize("use", [dense_fisher, kfac_factors, rows])
+def test_module_is_compared_once_and_random_numbers_are_still_detected(use: Any) -> None:
+    """Later operators of the same class trust the comparison, unless random numbers are drawn."""
+    torch.manual_seed(0)
+    module = Moody()
+    use(module)
+    counts = []
+    for training in (True, False, False):
+        CALLS.clear()
+        use(module.train(training))
+        counts.append(len(CALLS))
+    assert counts == [counts[1] - 2, counts[1], counts[1] - 2]
+    module.noise = 1.0
+    with pytest.raises(hodiff.InputError, match="The cause are random numbers"):
+        use(module)
+
+
+def test_compared_modules_are_released() -> None:
+    module = Moody()
+    rows(module)
+    released = weakref.ref(module)
+    del module
+    gc.collect()
+    assert released() is None

@@ -106,12 +106,20 @@ class Chain:
         j = len(self)
         known = self._basis[: j + 1]
         image = self._complement(image)
-        overlaps = self._overlaps(known, image)
-        rest = self._complement(image - overlaps @ known)
-        again = self._overlaps(known, rest)
-        rest = rest - again @ known
-        total = (overlaps + again).cpu()
-        alpha, beta = total[j].item(), self._norm(rest)
+        # A symmetric operator couples to these vectors alone. One pass over all vectors then removes the rounding.
+        near = 0 if j == len(self._spokes) else j - 1
+        total = torch.zeros(j + 1, dtype=image.dtype, device=image.device)
+        total[near:] = self._overlaps(known[near:], image)
+        rest = self._complement(_without(image, known[near:], total[near:]))
+        for _ in range(2):
+            again = self._overlaps(known, rest)
+            rest = _without(rest, known, again)
+            total += again
+            beta = self._norm(rest)
+            if float(again.norm()) <= beta:
+                break
+        total = total.cpu()
+        alpha = total[j].item()
         self._scale = max(self._scale, abs(alpha), self._norm(image))
         self._require_symmetry(total[:j].clone())
         self.products += 1
@@ -183,6 +191,11 @@ class Chain:
             view, gap = self._view, couplings.abs().max().item() / self._scale if self._scale else 0.0
             if gap > view.rounding**0.5 and not (view.finds_coarser() and gap <= view.rounding**0.5):
                 refuse_asymmetry(view)
+
+
+def _without(vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+    """Subtract a combination of rows from a vector."""
+    return torch.addmv(vector, rows.T, coefficients, alpha=-1)
 
 
 def advance(view: View, chains: Sequence[Chain]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def require_deterministic(
     leaves: Sequence[Tensor],
     modules: Sequence[nn.Module],
     together: Callable[[bool], bool] | None = None,
-) -> None:
+) -> bool:
     """Raise if a function returns another value the second time, and name the cause.
 
     Args:
@@ -38,17 +39,20 @@ def require_deterministic(
         modules: The modules that the function calls.
         together: Tells whether all ranks that evaluate the function together say yes.
 
+    Returns:
+        Whether the values were compared; tensors without numbers have none.
+
     Raises:
         InputError: If the values differ.
     """
     if not all(map(has_numbers, leaves)):
-        return
+        return False
     state = RandomState(leaves)
     first, second = value(), value()
     is_same = same(first, second)
     if is_same if together is None else together(is_same):
         state.rewind()
-        return
+        return True
     state.rewind()
     again = value()
     state.rewind()
@@ -82,6 +86,49 @@ def _has_state(module: nn.Module) -> bool:
     """Whether a module has numbers that training may change: running statistics, vectors of power iteration."""
     buffers = buffers_by_name(module).values()
     return isinstance(module, RunningNorm) or any(b is not None and b.is_floating_point() for b in buffers)
+
+
+class Checked:
+    """A model and functions that an operator evaluates, and whether their values were compared before.
+
+    The comparison holds for later operators of the same class, until a module enters or leaves training mode.
+
+    Args:
+        caller: The operator's class.
+        functions: The functions, of which the first is the model; only modules are remembered.
+        modules: All modules that the functions call.
+    """
+
+    # The operators and identities of models, the objects, and the modules' settings.
+    _known: ClassVar[dict[tuple[str, int], tuple[list[weakref.ref[Any]], tuple[Any, ...]]]] = {}
+
+    def __init__(self, caller: str, functions: Sequence[Callable[..., Any]], modules: Sequence[nn.Module]):
+        self._key = caller, id(functions[0])
+        self._functions, self._modules = functions, modules
+
+    @property
+    def before(self) -> bool:
+        """Whether the values were compared before."""
+        references, settings = self._known.get(self._key, ([], ()))
+        return (
+            bool(references)
+            and settings == self._settings()
+            and all(reference() is each for reference, each in zip(references, self._functions, strict=True))
+        )
+
+    def remember(self) -> None:
+        """Remember that the values are the same each time."""
+        if not isinstance(self._functions[0], nn.Module):
+            return
+        (model, *others), key, known = self._functions, self._key, self._known
+        try:
+            references = [weakref.ref(model, lambda _: known.pop(key, None)), *map(weakref.ref, others)]
+        except TypeError:  # an object without weak references
+            return
+        known[key] = references, self._settings()
+
+    def _settings(self) -> tuple[Any, ...]:
+        return tuple((type(each), each.training) for each in self._modules)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class FisherOperator(GaussNewtonOperator):
         memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; see `hodiff.HessianOperator`.
         chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto".
         check_deterministic: Whether to evaluate the function twice at the first use, and to refuse values that differ.
+            Later operators of a module evaluate it twice only if its training mode has changed or it draws random
+            numbers.
         randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
@@ -215,6 +217,8 @@ class EmpiricalFisherOperator(ModelDiagonal):
         memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; see `hodiff.HessianOperator`.
         chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto".
         check_deterministic: Whether to evaluate the function twice at the first use, and to refuse values that differ.
+            Later operators of a module evaluate it twice only if its training mode has changed or it draws random
+            numbers.
         randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.

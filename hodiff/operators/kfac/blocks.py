@@ -156,7 +156,9 @@ class KroneckerBlock:
 
     @cached_property
     def _aligned(self) -> tuple[Tensor, Tensor]:
-        return aligned(self.B), aligned(self.A)
+        # With few rows of V, products are as cheap as the copy.
+        rows, padded = self.B.shape[1], aligned(self.B)
+        return padded, aligned(self.A) if rows >= _ALIGNMENT else self.A
 
     @cached_property
     def spectra(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:

@@ -84,10 +84,11 @@ class KFACOperator(LayeredOperator):
         reduction: Reduction of the loss over the examples of a batch, "mean" or "sum", as for other operators.
         batch_size: Function that returns the divisor of a batch's mean, for losses that are not torch's.
         chunk_size: Number of gradients that are pulled back together: a positive int, None for all, or "auto" for as
-            many as keep them within 64 MiB on a CPU and 1 GiB on a GPU.
+            many as keep them within 64 MiB on a CPU and 1 GiB on a GPU, and on a CPU for one if layers are large.
         check: Whether to evaluate the first batch twice, to refuse a model that is not deterministic, and to compare
             the gradients of the parameters with those computed from the layers' inputs and outputs, to refuse a model
-            that uses a parameter outside its layer.
+            that uses a parameter outside its layer. Later operators evaluate a model twice only if its training mode
+            has changed or it draws random numbers.
         progress: Whether to show a progress bar for each pass over the data.
         correct: Whether hodiff's rules replace torch's wrong and missing ones.
         process_group: Process group of `torch.distributed` whose ranks each have a part of the `data`; factors are
@@ -231,7 +232,7 @@ class KFACOperator(LayeredOperator):
                 one, count = moments.of_inputs(source, a, self.sharing, used)
                 if one is not None:
                     before = inputs[source]
-                    inputs[source] = one.to(self.dtype) if before is None else before + one
+                    inputs[source] = one.to(self.dtype) if before is None else before.add_(one)
                 counts[source] += count
             sizes += batch.size
         self._joint.sum_([*gradients.values(), *inputs.values()])
@@ -239,10 +240,13 @@ class KFACOperator(LayeredOperator):
         self._joint.sum_([numbers])
         counts = dict(zip(sources, map(int, numbers.tolist()), strict=True))
         scale = self._scale(self._joint.sizes(sizes))
-        return tuple(
-            KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
-            for source, B in gradients.items()
-        )
+        blocks = []
+        # In place, because a factor may be larger than the model.
+        for source, B in gradients.items():
+            total, count = inputs[source], counts[source]
+            A = moments.mean_of_inputs(source, None, 1, B) if total is None else total.div_(count)
+            blocks.append(KroneckerBlock(source.layout, A, B.mul_(scale)))
+        return tuple(blocks)
 
 
 def batch_of(args: tuple[Any, ...]) -> Any:

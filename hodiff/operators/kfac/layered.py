@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import spans
 from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Batches, Size
-from hodiff.operators.data.determinism import require_deterministic
+from hodiff.operators.data.determinism import Checked, require_deterministic
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block
@@ -24,7 +26,7 @@ from hodiff.operators.kfac.columns import Loss, example_factors
 from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
-from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, is_multiple, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
@@ -139,12 +141,20 @@ class LayeredOperator(FactoredOperator):
             function = bind(
                 caller, module_call(self.model), arguments, name="x", correct=self.correct, sharded_too=True
             )
+            first = self.check and batch.index == 0
+            known = Checked(caller, (self.model,), modules)
+            # Ranks must agree on the number of evaluations.
+            must = first and (self._joint.group is not None or not known.before)
             with untouched(modules):
-                if self.check and batch.index == 0:
-                    value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
-                    require_deterministic(caller, value, self.point.leaves, modules)
+                value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
+                if must and require_deterministic(caller, value, self.point.leaves, modules):
+                    known.remember()
+                draw = RandomState(self.point.leaves) if first and not must else None
                 recorded = Recorded(function, self.model, self._sources)
-            if self.check and batch.index == 0:
+                # A model that was deterministic before may draw random numbers now.
+                if draw is not None and draw.advanced:
+                    require_deterministic(caller, value, self.point.leaves, modules)
+            if first:
                 self._require_all_uses(recorded)
             factors = self._loss.factors(recorded.outputs, targets, told=self.batches.told)
             size = self.batches.with_factors(batch.size, factors)
@@ -154,13 +164,14 @@ class LayeredOperator(FactoredOperator):
         """Yield chunks of columns, with their gradients g for all blocks."""
         # Ranks draw other targets.
         columns = self._loss.columns(recorded.outputs, batch.content[1], self._joint.number_of(batch))
-        size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
-        for start, stop in spans(len(columns), size):
+        for start, stop in spans(len(columns), recorded.chunk_of(self.chunk_size, len(columns))):
             chunk = columns.chunk(start, stop)
             yield chunk, self._gradients(recorded, chunk)
 
     def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
-        found = recorded.pull(cotangents)
+        return self._gradients_of(recorded, recorded.pull(cotangents))
+
+    def _gradients_of(self, recorded: Recorded, found: Mapping[str, Sequence[Tensor]]) -> dict[Source, Tensor]:
         return {
             source: gradients_of(
                 source,
@@ -178,7 +189,9 @@ class LayeredOperator(FactoredOperator):
         """Return the inputs a of a block, from all calls of its layer."""
         examples = len(recorded.outputs) if self._by_example(source) else None
         calls, chunks = recorded.calls[source.layer], source.layer in recorded.on_chunks
-        return inputs_of(type(self).__name__, source, self._layer(source), calls, self.dtype, examples, chunks=chunks)
+        caller, layer = type(self).__name__, self._layer(source)
+        inputs = partial(inputs_of, caller, source, layer, calls, self.dtype, examples, chunks=chunks)
+        return recorded.inputs_once(source, inputs)
 
     def _layer(self, source: Source) -> nn.Module:
         return self.model.get_submodule(source.layer)
@@ -193,9 +206,11 @@ class LayeredOperator(FactoredOperator):
         cotangent = torch.randn(recorded.outputs.shape, generator=generator, device=generator.device).to(
             recorded.outputs
         )
-        expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
+        found, gradients = recorded.pull_both(cotangent)
+        expected = [leaf.to(self.dtype) for leaf in gradients]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
-        plain, coupled = self._gradients(recorded, cotangent[None]), self._coupled(recorded, cotangent, eps)
+        plain = self._gradients_of(recorded, found)
+        coupled = self._coupled(recorded, cotangent, plain, eps)
         for source, g in plain.items():
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
@@ -212,9 +227,10 @@ class LayeredOperator(FactoredOperator):
                     "if examples depend on each other."
                 )
 
-    def _coupled(self, recorded: Recorded, cotangent: Tensor, eps: float) -> set[Source]:
+    def _coupled(
+        self, recorded: Recorded, cotangent: Tensor, plain: Mapping[Source, Tensor], eps: float
+    ) -> set[Source]:
         """Return the blocks whose gradients for one row of the outputs depend on cotangents of other rows."""
-        plain = self._gradients(recorded, cotangent[None])
         factors = example_factors(recorded.outputs)
         scaled = self._gradients(recorded, (factors * cotangent)[None])
         pending = {source for source, g in plain.items() if not _scale_by(factors.flatten(), g, scaled[source], eps)}
@@ -240,4 +256,4 @@ def _scale_by(factors: Tensor, plain: Tensor, scaled: Tensor, eps: float) -> boo
     if not len(factors) or rows % len(factors):
         return False
     each = factors.repeat_interleave(rows // len(factors)).to(plain).reshape(1, -1, *[1] * (plain.dim() - 2))
-    return bool((scaled - each * plain).norm() <= eps**0.5 * plain.norm())
+    return is_multiple(scaled, each, plain, eps)

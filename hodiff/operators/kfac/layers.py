@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,9 +97,9 @@ def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[
 
 def layer_blocks(model: nn.Module, names: Sequence[str]) -> dict[str, list[Source]]:
     """Return a block for each parameter of a supported layer, by layer; other parameters have none."""
-    tied, owners = _tied(model), dict[str, dict[str, int]]()
+    tied, owners, modules = _tied(model), dict[str, dict[str, int]](), dict(model.named_modules())
     for index, name in enumerate(names):
-        layer, part, module = _layer_of(model, name)
+        layer, part, module = _layer_of(modules, name)
         if module is not None and name not in tied and not KINDS[_kind(module)].refused(module):
             owners.setdefault(layer, {})[part] = index
     return {
@@ -113,13 +113,13 @@ def layer_blocks(model: nn.Module, names: Sequence[str]) -> dict[str, list[Sourc
 
 def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return leaf indices of the point by layer and by "weight" or "bias", weight first."""
-    tied = _tied(model)
+    tied, modules = _tied(model), dict(model.named_modules())
     owners: dict[str, dict[str, int]] = {}
     for index, name in enumerate(names):
-        layer, part, module = _layer_of(model, name)
+        layer, part, module = _layer_of(modules, name)
         if module is None:
             known = ", ".join(each.__name__ for each in KINDS)
-            other = f" of {type(model.get_submodule(layer)).__name__}" if _is_module(model, layer) else ""
+            other = f" of {type(modules[layer]).__name__}" if layer in modules else ""
             raise InputError(
                 f"{caller}: x: expected weights and biases of supported layers, {known}, got {name!r}{other}; {REMEDY}."
             )
@@ -145,10 +145,10 @@ def _tied(model: nn.Module) -> dict[str, list[str]]:
     return {name: held for held in everywhere.values() if len(held) > 1 for name in held}
 
 
-def _layer_of(model: nn.Module, name: str) -> tuple[str, str, nn.Module | None]:
+def _layer_of(modules: Mapping[str, nn.Module], name: str) -> tuple[str, str, nn.Module | None]:
     """Return a parameter's layer and part, and the module if it is a supported layer."""
     layer, _, part = name.rpartition(".")
-    module = model.get_submodule(layer) if _is_module(model, layer) else None
+    module = modules.get(layer)
     known = module is not None and known_type(module) is not None
     return layer, part, module if known and part in (WEIGHT, BIAS) and getattr(module, part, None) is not None else None
 
@@ -157,10 +157,6 @@ def _kind(module: nn.Module) -> type[nn.Module]:
     known = known_type(module)
     assert known is not None
     return known
-
-
-def _is_module(model: nn.Module, name: str) -> bool:
-    return name in dict(model.named_modules())
 
 
 def require_apart(caller: str, model: nn.Module) -> None:

@@ -93,7 +93,14 @@ def mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tenso
 def of_gradients(source: Source, g: Tensor, sharing: str) -> Tensor:
     """Compute the sum of $g g^T$, or its diagonal."""
     # An embedding's inputs are not averaged: the outer product of a mean of unit vectors has (rows)^2 numbers.
-    rows = g.sum(2).flatten(0, 1) if sharing == REDUCE and not source.one_hot else g.flatten(0, 2)
+    if sharing == REDUCE and not source.one_hot:
+        g = g.sum(2, keepdim=True)
+    matrices = g.permute(0, 1, 3, 4, 2)
+    if not source.diagonal and matrices.is_contiguous() and g.shape[2] >= g.shape[4]:
+        # Gradients with channels before places, as of convolutions, need no copy.
+        matrices = matrices.flatten(0, 1)
+        return (matrices @ matrices.mT).sum(0)
+    rows = g.flatten(0, 2)
     rows = rows.movedim(1, 0)
     return rows.square().sum(1) if source.diagonal else rows.mT @ rows
 
@@ -107,7 +114,10 @@ def summed_gradient(source: Source, a: Tensor | None, g: Tensor) -> Tensor:
         return torch.stack([
             one_hot_counts(places, each[kept][:, 0], source.layout.shape[2]).mT[None] for each in g.unbind(0)
         ])
-    return torch.einsum("cnrgp,nrgq->cgpq", g, a)
+    if a.shape[1] < g.shape[-1]:
+        return torch.einsum("cnrgp,nrgq->cgpq", g, a)
+    # The gradients of the examples are no larger than their inputs, and need no copy of those.
+    return torch.einsum("cnrgp,nrgq->cngpq", g, a).sum(1)
 
 
 def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) -> Tensor:
@@ -248,9 +258,17 @@ def gradients_of(
     return _joined(tensors, dim=1 if chunks else 2)
 
 
-def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor, eps: float) -> bool:
-    """Whether the vectors add up to the gradient of the parameters, (1, groups, p, q)."""
-    found = summed_gradient(source, a, g)
+def is_multiple(scaled: Tensor, factors: Tensor, plain: Tensor, eps: float) -> bool:
+    """Whether gradients equal other gradients times factors, up to rounding."""
+    apart = torch.addcmul(scaled, factors, plain, value=-1)
+    return bool(apart.norm() <= eps**0.5 * plain.norm())
+
+
+def tell_the_gradient(
+    source: Source, a: Tensor | None, g: Tensor, true: Tensor, eps: float, found: Tensor | None = None
+) -> bool:
+    """Whether the vectors add up to the gradient of the parameters, (1, groups, p, q); `found` is their sum."""
+    found = summed_gradient(source, a, g) if found is None else found
     # Rounding is relative to the terms of the sum.
     terms = g.norm() * (1.0 if a is None or source.one_hot else a.norm())
     return bool((found - true).norm() <= eps**0.5 * true.norm() + min(100 * eps, 0.02) * terms)

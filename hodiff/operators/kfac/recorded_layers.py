@@ -5,9 +5,9 @@ Calls of layers, and a test whether the calls of one layer process separate chun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.own_gradient import is_comparing
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
@@ -27,6 +29,9 @@ from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 L = TypeVar("L")
+
+# Bytes of a layer's gradient above which a CPU takes no longer for one gradient after another than for a batch of them.
+LARGE = 2**19
 
 
 class OutputFormError(InputError):
@@ -105,6 +110,8 @@ class Recorded:
         # Hooks are called from all threads.
         with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
             outputs, _ = function.recorded(lambda: function(self.leaves))
+        # A detach in the hooks would count as one of the model.
+        self.calls = {name: [replace(each, x=each.x.detach()) for each in calls] for name, calls in self.calls.items()}
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
         if not real or outputs.dim() == 0:
             raise OutputFormError(
@@ -114,6 +121,7 @@ class Recorded:
         if not outputs.requires_grad:
             raise function.independent()
         self._graph = outputs
+        self._inputs: dict[Hashable, Tensor] = {}
         self.outputs = outputs.detach()
         unused = [name for name, calls in self.calls.items() if not calls]
         if unused and every:
@@ -123,6 +131,19 @@ class Recorded:
                 f"{REMEDY}."
             )
         self.keep(self.calls)
+
+    def inputs_once(self, key: Hashable, compute: Callable[[], Tensor | None]) -> Tensor | None:
+        """Return the inputs of a block, and keep them for the next call, within the memory of a chunk."""
+        if key in self._inputs:
+            return self._inputs[key]
+        found = compute()
+        kept = sum(each.nbytes for each in self._inputs.values())
+        if (
+            found is not None
+            and kept + found.nbytes <= MEMORY_BUDGET["cpu" if found.device.type == "cpu" else "accelerator"]
+        ):
+            self._inputs[key] = found
+        return found
 
     def keep(self, layers: Iterable[str]) -> None:
         """Drop the calls of other layers."""
@@ -138,6 +159,15 @@ class Recorded:
     def bytes_each(self) -> int:
         """Bytes of one more gradient."""
         return 2 * self.outputs.element_size() * sum(call.shape.numel() for call in self._flat)
+
+    def chunk_of(self, chunk_size: int | str | None, columns: int) -> int:
+        """Return how many of the columns to pull back together."""
+        large = self.bytes_each > LARGE * len(self._flat) and self.outputs.device.type == "cpu"
+        return (
+            1
+            if large and chunk_size == "auto"
+            else resolve_chunk_size(chunk_size, columns, self.bytes_each, self.outputs.device)
+        )
 
     @cached_property
     def graph_bytes(self) -> int:
@@ -162,10 +192,15 @@ class Recorded:
         found = iter(pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0])))
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
-    def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
-        """Compute gradients of the parameters, by other code than the layers' gradients."""
-        if self._sharded is None:
-            return [each[0] for each in self.pull_leaves(cotangent[None], range(len(self.leaves)))]
+    def pull_both(self, cotangent: Tensor) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """Compute `pull` for one cotangent, and the gradients of all parameters, together unless they are sharded."""
+        if self._sharded is not None:
+            return self.pull(cotangent[None]), self._gradients_of_shards(cotangent)
+        found, gradients = self.pull_all(cotangent, range(len(self.leaves)))
+        return found, [each[0] for each in gradients]
+
+    def _gradients_of_shards(self, cotangent: Tensor) -> list[Tensor]:
+        assert self._sharded is not None
         # Gradients of whole parameters are those of this rank; gradients of shards are sums over ranks.
         places = {id(leaf): i for i, leaf in enumerate(self.leaves)}
         shapes = [each.shape for each in self._sharded.layouts if each is not None]
@@ -218,6 +253,9 @@ class Recorded:
 
     def _keeper(self, name: str) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            # These calls are of other parameters.
+            if is_comparing():
+                return
             x = args[0] if args else next(iter(kwargs.values()))
             if not isinstance(output, Tensor) or not output.requires_grad:
                 if not self._every:
@@ -226,7 +264,7 @@ class Recorded:
                     f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
                     "recording; call it outside of torch.no_grad() and of a checkpoint."
                 )
-            self.calls[name].append(Call(x.detach(), output.shape, get_gradient_edge(output)))
+            self.calls[name].append(Call(x, output.shape, get_gradient_edge(output)))
 
         return keep
 

@@ -23,7 +23,7 @@ from hodiff.distributed.points import ShardedPoint
 from hodiff.errors import InputError
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.data.batches import Batch, Batches, Size
-from hodiff.operators.data.determinism import require_deterministic
+from hodiff.operators.data.determinism import Checked, require_deterministic
 from hodiff.operators.data.distributed import JointBatches, rank_in, size_of
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
@@ -241,19 +241,27 @@ class CurvatureOperator(Portable, SumsOverBatches):
         # Compiled graphs depend on the state that a first run sets up.
         kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
         with while_nothing_is_captured(), kept, self._draws_of(index):
-            if self._must_check:
-                self._require_deterministic(args)
-                self._must_check = False
+            checked = self._must_check and self._check_once(args)
             size = self._size(args, batch)
             if self._joint is not None:
                 size, self._weight = self._joint.weigh(size)
             prepared = self._prepare(args, index)
-            # A function may be deterministic on the first batch and draw random numbers on another.
-            draw = RandomState(self.leaves) if index and self._checks else None
+            # A function that was deterministic on another batch, or before, may draw random numbers now.
+            draw = RandomState(self.leaves) if self._checks and not checked else None
             linearization = (linearize or self._linearized)(prepared)
             if draw is not None and draw.advanced and self._draw_seed is None:
                 self._require_deterministic(args)
             return linearization, size
+
+    def _check_once(self, args: tuple[Any, ...]) -> bool:
+        """Require that the function is deterministic, and return whether it was evaluated for that."""
+        known = Checked(type(self).__name__, self._functions, self._held_modules)
+        # Ranks must agree on the number of evaluations.
+        must = self._joint is not None or self.process_group is not None or not known.before
+        if must and self._require_deterministic(args):
+            known.remember()
+        self._must_check = False
+        return must
 
     def _draws_of(self, index: int) -> AbstractContextManager[None]:
         if self._draw_seed is None:
@@ -262,7 +270,7 @@ class CurvatureOperator(Portable, SumsOverBatches):
         offset = index * size_of(self.process_group) + rank_in(self.process_group)
         return seeded(self._draw_seed + offset, self.leaves)
 
-    def _require_deterministic(self, args: tuple[Any, ...]) -> None:
+    def _require_deterministic(self, args: tuple[Any, ...]) -> bool:
         draw = None if self._draw_seed is None else RandomState(self.leaves)
 
         def value() -> Tensor:
@@ -271,7 +279,7 @@ class CurvatureOperator(Portable, SumsOverBatches):
                 return self._value(args)
 
         together = None if self._joint is None else self._joint.all
-        require_deterministic(type(self).__name__, value, self.leaves, self._held_modules, together)
+        return require_deterministic(type(self).__name__, value, self.leaves, self._held_modules, together)
 
     def _linearized(self, args: tuple[Any, ...]) -> Linearization:
         if self._compiled is not None:

@@ -42,6 +42,7 @@ class ExampleGradients:
             cotangent suffices if no others follow.
         repeatable: Whether another evaluation of the model computes the same function.
         mixing: Whether examples may depend on each other; if false, the methods raise if they do.
+        keep_rows: Whether `gradients` for the cotangent of `cotangent_of` follows.
         progress: Whether to show progress bars.
 
     Attributes:
@@ -60,10 +61,11 @@ class ExampleGradients:
         cotangent_of: Callable[[Tensor], Tensor] = random_cotangent,
         repeatable: bool = True,
         mixing: bool = True,
+        keep_rows: bool = False,
         progress: bool = False,
     ):
         function = bound(inputs)
-        layers = layer_blocks(model, names) if model is not None else ()
+        layers = layer_blocks(model, names) if model is not None else {}
         self.recorded = Recorded(function, nn.Identity() if model is None else model, layers, every=False)
         if not bool(self.recorded.outputs.isfinite().all()):
             raise InputError(
@@ -73,7 +75,7 @@ class ExampleGradients:
         everything = range(len(function.leaves))
         self._layers = self._batched = self._separate = None
         if model is not None:
-            self._layers = LayerGradients(self.recorded, model, names, dtype)
+            self._layers = LayerGradients(self.recorded, model, layers, dtype, keep_rows=keep_rows)
             self._layers.verify(cotangent_of(self.recorded.outputs))
         self._rest = self._besides(everything)
         if self._rest and repeatable:

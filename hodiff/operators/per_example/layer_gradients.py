@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size, spans
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import EigenBlock
 from hodiff.operators.kfac.columns import Columns, example_factors
-from hodiff.operators.kfac.layers import Source, layer_blocks
+from hodiff.operators.kfac.layers import Source
 from hodiff.operators.kfac.recorded_layers import Recorded
 
 
@@ -24,23 +25,30 @@ class LayerGradients:
     the gradients of one example must depend on the cotangent of no other example.
 
     Args:
-        recorded: The model's evaluation, with the calls of `layer_blocks(model, names)`.
+        recorded: The model's evaluation, with the calls of the layers.
         model: The module that owns the layers.
-        names: Names of all parameters of the point.
+        layers: The blocks of `layer_blocks`.
         dtype: Dtype of the results.
-
+        keep_rows: Whether to keep the examples' gradients of the verification for `gradients`.
     """
 
-    def __init__(self, recorded: Recorded, model: nn.Module, names: Sequence[str], dtype: torch.dtype):
+    def __init__(
+        self,
+        recorded: Recorded,
+        model: nn.Module,
+        layers: Mapping[str, list[Source]],
+        dtype: torch.dtype,
+        *,
+        keep_rows: bool = False,
+    ):
         self._recorded, self._model, self._dtype = recorded, model, dtype
         self._count = len(recorded.outputs)
-        known = layer_blocks(model, names)
         recorded.keep(name for name, calls in recorded.calls.items() if calls and self._count)
-        self._sources = {name: known[name] for name in recorded.calls}
-        # Inputs of blocks that are kept from the verification, within the memory of a chunk.
-        self._inputs: dict[Source, Tensor] = {}
+        self._sources = {name: layers[name] for name in recorded.calls}
         # A cotangent, and the gradients of the calls' outputs for it.
         self._pulled: tuple[Tensor, dict[str, list[Tensor]]] | None = None
+        # The examples' gradients for that cotangent.
+        self._rows: dict[Source, Tensor] | None = {} if keep_rows else None
 
     @property
     def leaves(self) -> list[int]:
@@ -53,7 +61,7 @@ class LayerGradients:
         """Add the sum of squared gradients, over examples and columns, to the totals of these leaves."""
         if not self._sources:
             return
-        size = resolve_chunk_size(chunk_size, len(columns), self._recorded.bytes_each, self._recorded.outputs.device)
+        size = self._recorded.chunk_of(chunk_size, len(columns))
         for start, stop in tqdm(list(spans(len(columns), size)), unit=" chunks", disable=not progress):
             found = self._pull(columns.chunk(start, stop))
             rows: list[Tensor | None] = [None] * len(totals)
@@ -74,15 +82,24 @@ class LayerGradients:
     def gradients(self, cotangent: Tensor) -> dict[int, Tensor]:
         """Compute the examples' gradients (N, numbers) with respect to these leaves."""
         rows: list[Tensor | None] = [None] * (1 + max(self.leaves, default=-1))
-        for source, a, g in self._vectors(self._pull(cotangent[None])):
-            source.layout.scatter(_each(source, a, g[0]), rows)
+        if self._rows is not None and self._is_verified(cotangent):
+            for source in (each for sources in self._sources.values() for each in sources):
+                source.layout.scatter(self._rows[source], rows)
+            self._rows = None  # the caller may write into them
+        else:
+            for source, a, g in self._vectors(self._pull(cotangent[None])):
+                source.layout.scatter(_each(source, a, g[0]), rows)
         return {i: row for i, row in enumerate(rows) if row is not None}
 
     def _pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
         """Compute the gradients of the calls' outputs, or return those of the verification."""
-        if self._pulled is not None and len(cotangents) == 1 and torch.equal(self._pulled[0], cotangents[0]):
+        if self._pulled is not None and len(cotangents) == 1 and self._is_verified(cotangents[0]):
             return self._pulled[1]
         return self._recorded.pull(cotangents) if self._sources else {}
+
+    def _is_verified(self, cotangent: Tensor) -> bool:
+        """Whether a cotangent is that of the verification."""
+        return self._pulled is not None and torch.equal(self._pulled[0], cotangent)
 
     def _vectors(self, found: Mapping[str, Sequence[Tensor]]) -> Iterator[tuple[Source, Tensor | None, Tensor]]:
         """Yield the vectors a and g of each block, one block after another, because patches of images are large."""
@@ -91,15 +108,10 @@ class LayerGradients:
                 yield source, *self._vectors_of(source, found[source.layer])
 
     def _vectors_of(self, source: Source, found: Sequence[Tensor]) -> tuple[Tensor | None, Tensor]:
-        if source in self._inputs:
-            return self._inputs[source], self._gradients_of(source, found)
         module, calls = self._model.get_submodule(source.layer), self._recorded.calls[source.layer]
         chunks = source.layer in self._recorded.on_chunks
-        a = moments.inputs_of("", source, module, calls, self._dtype, self._count, chunks=chunks)
-        kept = sum(each.nbytes for each in self._inputs.values())
-        if a is not None and kept + a.nbytes <= MEMORY_BUDGET["cpu" if a.device.type == "cpu" else "accelerator"]:
-            self._inputs[source] = a
-        return a, self._gradients_of(source, found)
+        inputs = partial(moments.inputs_of, "", source, module, calls, self._dtype, self._count, chunks=chunks)
+        return self._recorded.inputs_once(source, inputs), self._gradients_of(source, found)
 
     def _gradients_of(self, source: Source, found: Sequence[Tensor]) -> Tensor:
         module, calls = self._model.get_submodule(source.layer), self._recorded.calls[source.layer]
@@ -118,36 +130,34 @@ class LayerGradients:
         eps = self._recorded.rounding
         verified: dict[str, list[Source]] = {}
         for name, sources in self._sources.items():
+            apart: bool | None = None
             for source in sources:
-                if self._holds(source, found[name], other[name], true, factors, eps):
+                try:
+                    a, g = self._vectors_of(source, found[name])
+                    # Weight and bias have the same vectors g, except for norms.
+                    if apart is None or source.per_example:
+                        apart = self._keeps_apart(g[0], self._gradients_of(source, other[name])[0], factors, eps)
+                except InputError:  # the calls do not have the examples along their first dimension
+                    break
+                if apart and self._tells(source, a, g, true, eps):
                     verified.setdefault(name, []).append(source)
         self._sources = verified
         self._recorded.keep(verified)
         self._pulled = cotangent, {name: found[name] for name in verified}
 
-    def _holds(
-        self,
-        source: Source,
-        found: Sequence[Tensor],
-        other: Sequence[Tensor],
-        true: Mapping[int, Tensor],
-        factors: Tensor,
-        eps: float,
-    ) -> bool:
-        """Whether the formula gives the gradient of a parameter, and keeps the examples apart."""
-        try:
-            a, g = self._vectors_of(source, found)
-            scaled = self._gradients_of(source, other)[0]
-        except InputError:  # the calls do not have the examples along their first dimension
-            return False
-        (plain,) = g
-        if len(plain) != self._count:
-            return False
-        # Gradients of one example scale with the cotangent of that example alone.
-        apart = scaled - factors.to(g).reshape(-1, 1, 1, 1) * plain
+    def _keeps_apart(self, plain: Tensor, scaled: Tensor, factors: Tensor, eps: float) -> bool:
+        """Whether gradients of one example scale with the cotangent of that example alone."""
+        factors = factors.to(plain).reshape(-1, 1, 1, 1)
+        return len(plain) == self._count and moments.is_multiple(scaled, factors, plain, eps)
+
+    def _tells(self, source: Source, a: Tensor | None, g: Tensor, true: Mapping[int, Tensor], eps: float) -> bool:
+        """Whether the formula gives the gradient of a parameter."""
         index = index_of(source)
         gradient = source.layout.gather([true[index].to(self._dtype)] * (index + 1), 1)
-        return bool(apart.norm() <= eps**0.5 * plain.norm()) and moments.tell_the_gradient(source, a, g, gradient, eps)
+        if self._rows is None:
+            return moments.tell_the_gradient(source, a, g, gradient, eps)
+        rows = self._rows[source] = _each(source, a, g[0])
+        return moments.tell_the_gradient(source, a, g, gradient, eps, rows.sum(0)[None])
 
 
 def random_cotangent(outputs: Tensor) -> Tensor:

@@ -311,3 +311,44 @@ def test_dict_batches_are_accepted() -> None:
     )
     close(A.to_dense(), plain.to_dense())
     close(hodiff.KFACOperator(model, loss, x, data=[batch], batch_size=lambda b: 5).to_dense(), plain.to_dense())
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["plain", "with a detached constant"])
+def test_first_evaluation_without_check_records_one_call_of_each_layer(cut: bool) -> None:
+    """Warnings of a function's first run compare it at other parameters, whose calls must not be recorded."""
+    calls = []
+
+    class Counted(nn.Module):  # its code must be new to the process
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            z = self.first(x).tanh()
+            return self.last(z + 0 * z.detach() if cut else z)
+
+    torch.manual_seed(0)
+    model = Counted().double()
+    inputs, y = torch.randn(6, 3).double(), torch.randint(2, (6,))
+    blocks = hodiff.KFACOperator(model, F.cross_entropy, dict(model.named_parameters()), inputs, y, check=False).blocks
+    assert (len(calls) == 1) is not cut
+    a = torch.cat([model.first(inputs).tanh(), torch.ones(6, 1).double()], 1).detach()
+    close(blocks[1].A[0], a.T @ a / 6)
+
+
+@pytest.mark.parametrize("chunk_size", ["auto", 2])
+def test_large_layers_pulled_back_in_turn_have_the_same_factors_and_diagonal(chunk_size: Any) -> None:
+    """On a CPU, "auto" pulls columns back one by one if the gradients of layers are large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 512), nn.Tanh(), nn.Linear(512, 3)).double()
+    inputs, y = torch.randn(256, 2).double(), torch.randint(3, (256,))
+    x = dict(model.named_parameters())
+    A = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y, chunk_size=chunk_size, check=False)
+    whole = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y, chunk_size=None, check=False)
+    for block, expected in zip(A.blocks, whole.blocks, strict=True):
+        close(block.B, expected.B)
+        close(block.A, expected.A)
+    G = hodiff.GaussNewtonOperator(model, F.cross_entropy, x, inputs, y, check_deterministic=False)
+    found, expected = (G.diagonal(exact=True, chunk_size=size).value for size in (chunk_size, None))
+    close(found, expected)
