@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -109,7 +110,7 @@ def _by_adjoint(
             outputs = program.run(t, *y, *params)
         return _slopes(program.structured(outputs), spec, y)
 
-    found = solution(Problem(**{**vars(problem), "rates": rates}), [times, *operands[1:]])
+    found = solution(replace(problem, rates=rates, held=program.held), [times, *operands[1:]])
     if program.leaves_tensors and program.leaves_what_is_differentiated(operands):
         raise InputError(
             f"{_CALLER}: f: expected f to return all tensors that are differentiated, got a tensor that it stores in "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -65,6 +66,7 @@ class Problem:
         scales: Scale of each leaf.
         passive: Number of leaves, the last ones, that the slopes do not depend on.
         finish: Converts the states found before an error to a result for the user.
+        held: Context in which many calls of `rates` are faster.
     """
 
     rates: Callable[[Any, State, Any], State]
@@ -76,6 +78,7 @@ class Problem:
     scales: tuple[float, ...]
     passive: int = 0
     finish: Callable[[Sequence[State]], Any] = lambda _: None
+    held: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def size(self, errors: State, *states: State) -> float:
         """Largest error as a multiple of the tolerance, over all elements and rows of batches."""
@@ -98,7 +101,10 @@ def stack(states: Sequence[State]) -> list[Tensor]:
 def integrate(problem: Problem, times: Tensor, y: State, params: Any, *, record: bool) -> Integration:
     """Solve an equation from the first time through all others; without `record`, on constants."""
     run = Integration(problem, times, y, params, record)
-    run.solve()
+    # The first call of f may be watched, the others are faster.
+    slope = run.problem.rates(times[0], run.states[0], params)
+    with problem.held():
+        run.solve(slope)
     return run
 
 
@@ -120,14 +126,13 @@ class Integration:
         self.states: list[State] = [y]
         self.shares: list[list[Share]] = []
         self._tried = 0
-        self._error_before = 1e-4
+        self._error_before = 1.0
 
-    def solve(self) -> None:
+    def solve(self, slope: State) -> None:
         """Integrate through all times; the sizes of steps are chosen by the numbers alone."""
         if len(self.places) == 1:
             return
         (y,), problem = self.states, self.problem
-        slope = problem.rates(self.times[0], y, self.params)
         if not all(math.isfinite(problem.size(each, y)) for each in (y, slope)):
             raise InputError(
                 f"odeint: y0 or f: expected finite numbers at the first time, {self.places[0]:g}, got infinite ones "
@@ -163,7 +168,7 @@ class Integration:
                 continue
             if problem.step_size is None:
                 error = max(error, 1e-8)
-                factor = 0.9 * error ** (-0.7 / order) * self._error_before ** (0.4 / order)
+                factor = 0.9 * error ** (-0.85 / order) * self._error_before ** (0.2 / order)
                 # A step that was cut at a time says little about the next one.
                 h = max(h if step < h and most > 1 else 0.0, step * min(most, max(0.2, factor)))
                 self._error_before, most = max(error, 1e-4), 10.0
