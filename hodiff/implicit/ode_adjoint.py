@@ -23,12 +23,12 @@ from hodiff.implicit.runge_kutta import Problem, State, integrate, stack
 from hodiff.implicit.solver_call import Job, Tensors, call_solver
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import are_differentiated, autograd_records
-from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 # Largest distance of a state from itself after integration forth and back, in tolerances of one step.
-_RETRACED = 1e4
+_RETRACED = 1e3
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ class AdjointCall(RuleCall):
                 return tuple(problem.rates(t, changing[:count], filled)), ()
 
             primals = (*state[:count], *(given[i] for i in moving))
-            value, tangent, _ = push(at, primals, (*state[count:], *given[len(params) :]))
-            return [*value, *tangent]
+            return _value_and_tangents(at, primals, (*state[count:], *given[len(params) :]))
 
         scales = (*problem.scales, *(scale * each for each in problem.scales))
         linearized = replace(problem, rates=rates, scales=scales, passive=0, finish=_nothing)
@@ -180,7 +179,7 @@ class AdjointCall(RuleCall):
             y = [each[k] for each in solved]
             operands = [torch.stack([times[k], times[k - 1]]), *y, *a, *gradients, *params]
             found = [each[1] for each in solution(adjoint, operands)]
-            self._require_retraced(times, k, found[:count], [each[k - 1] for each in solved])
+            self._require_retraced(times, k, found[:count], [each[k - 1] for each in solved], y)
             a = [x + seed[k - 1] for x, seed in zip(found[count : 2 * count], seeds, strict=True)]
             gradients = found[2 * count :]
         if wanted[0]:
@@ -219,17 +218,26 @@ class AdjointCall(RuleCall):
         ends = enumerate(self._end_slopes(solved, times, params), start=1)
         return torch.stack([before, *(_inner([seed[k] for seed in seeds], end) for k, end in ends)]).to(times.dtype)
 
-    def _require_retraced(self, times: Tensor, k: int, found: State, expected: State) -> None:
+    def _require_retraced(self, times: Tensor, k: int, found: State, expected: State, start: State) -> None:
         """Raise if the solution backwards has left the one forwards, where the adjoint would be wrong."""
         problem = self.problem
-        apart = problem.size([x.detach() - y.detach() for x, y in zip(found, expected, strict=True)], expected)
+        apart = problem.size([x.detach() - y.detach() for x, y in zip(found, expected, strict=True)], expected, start)
         if not apart <= _RETRACED:
-            start, end = (float(numbers_in(times)[i]) for i in (k, k - 1))
+            places = numbers_in(times)
             raise ConvergenceError(
-                f"odeint: the solution backwards from t = {start:g} to {end:g} misses the state there by {apart:.1e} "
-                "tolerances, so the derivative would be wrong: the equation forgets its past, or is chaotic; pass "
+                f"odeint: the solution from t = {places[k]:g} back to {places[k - 1]:g} misses the state there by "
+                f"{apart:.1e} tolerances, so the derivative would be wrong: the equation forgets its past, or is chaotic; pass "
                 "more times in t, or memory='checkpoints'."
             )
+
+
+def _value_and_tangents(f: Callable[..., tuple[Any, Any]], primals: Tensors, tangents: Tensors) -> list[Tensor]:
+    if not in_dual_level():
+        value, tangent, _ = push(f, tuple(primals), tuple(tangents))
+    else:  # torch.func.jvp refuses to run, so transpose the pullback
+        value, pullback, _ = pull(f, *primals)
+        (tangent,) = pull(lambda u: (pullback(u), ()), tuple(map(torch.zeros_like, value)))[1](tuple(tangents))
+    return [*value, *tangent]
 
 
 def _value_and_gradients(

@@ -99,17 +99,12 @@ def _by_adjoint(
     program = CallProgram(_CALLER, f, (times[0], y0, *args), {})
     operands = program.take_inputs()
     spec = pytree.tree_structure(y0)
-    watched = True
 
     def rates(t: Tensor, y: State, params: Sequence[Tensor]) -> State:
-        nonlocal watched
-        if watched:  # the first call raises for other tensors that f depends on
-            watched = False
-            outputs = Checkpoint.forward(program, t, *y, *params)
-        else:
-            outputs = program.run(t, *y, *params)
-        return _slopes(program.structured(outputs), spec, y)
+        return _slopes(program.structured(program.run(t, *y, *params)), spec, y)
 
+    # The first run raises for other tensors that f depends on, outside of all transforms.
+    Checkpoint.call(program, *operands)
     found = solution(replace(problem, rates=rates, held=program.held), [times, *operands[1:]])
     if program.leaves_tensors and program.leaves_what_is_differentiated(operands):
         raise InputError(

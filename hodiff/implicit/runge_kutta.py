@@ -101,10 +101,8 @@ def stack(states: Sequence[State]) -> list[Tensor]:
 def integrate(problem: Problem, times: Tensor, y: State, params: Any, *, record: bool) -> Integration:
     """Solve an equation from the first time through all others; without `record`, on constants."""
     run = Integration(problem, times, y, params, record)
-    # The first call of f may be watched, the others are faster.
-    slope = run.problem.rates(times[0], run.states[0], params)
     with problem.held():
-        run.solve(slope)
+        run.solve()
     return run
 
 
@@ -128,11 +126,12 @@ class Integration:
         self._tried = 0
         self._error_before = 1.0
 
-    def solve(self, slope: State) -> None:
+    def solve(self) -> None:
         """Integrate through all times; the sizes of steps are chosen by the numbers alone."""
         if len(self.places) == 1:
             return
         (y,), problem = self.states, self.problem
+        slope = problem.rates(self.times[0], y, self.params)
         if not all(math.isfinite(problem.size(each, y)) for each in (y, slope)):
             raise InputError(
                 f"odeint: y0 or f: expected finite numbers at the first time, {self.places[0]:g}, got infinite ones "
