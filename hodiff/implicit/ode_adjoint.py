@@ -225,9 +225,9 @@ class AdjointCall(RuleCall):
         if not apart <= _RETRACED:
             places = numbers_in(times)
             raise ConvergenceError(
-                f"odeint: the solution from t = {places[k]:g} back to {places[k - 1]:g} misses the state there by "
-                f"{apart:.1e} tolerances, so the derivative would be wrong: the equation forgets its past, or is chaotic; pass "
-                "more times in t, or memory='checkpoints'."
+                f"odeint: the solution from t = {places[k]:g} back to {places[k - 1]:g} misses the state there "
+                f"by {apart:.1e} tolerances, so the derivative would be wrong: the equation forgets its past or is "
+                "chaotic; pass more times in t, or memory='checkpoints'."
             )
 
 

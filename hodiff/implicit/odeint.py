@@ -43,7 +43,68 @@ def odeint(
     memory: str = "steps",
     correct: bool = True,
 ) -> PyTree:
-    r"""Solve y' = f(t, y)."""
+    r"""Solve $y' = f(t, y)$ by a Runge-Kutta method, in the manner of torchdiffeq's `odeint(func, y0, t)`.
+
+    $$ k_i = f\Bigl(t + c_i h,\; y + h \sum_{j < i} a_{ij} k_j\Bigr), \quad y \leftarrow y + h \sum_i b_i k_i, \quad
+       \max \frac{\lvert h \sum_i e_i k_i \rvert}{\text{atol} + \text{rtol} \lvert y \rvert} \le 1 $$
+
+    Steps end at the times `t`. Derivatives of every order, by reverse and forward mode and `torch.func`, with respect
+    to y0, t, `args` and tensors that f closes over, are computed in one of three ways:
+
+    - `memory="steps"` differentiates the accepted steps. Each step keeps its share of the interval between two times
+      as a constant, so the result is the exact derivative of the computed solution on this mesh. Sizes of steps as
+      functions of the state would add noise of the size of the tolerance, with large derivatives.
+    - `memory="checkpoints"` is the same derivative. It stores the states after each $\sqrt n$ of n steps, and runs the
+      steps between them again.
+    - `memory="adjoint"` stores only the returned states. A gradient with the cotangents $\bar y_k$ of these states
+      solves the adjoint equation backwards, together with y itself, by the same method and tolerances:
+
+    $$ \dot a = -(\partial_y f)^\top a, \quad a(t_k) \leftarrow a(t_k) + \bar y_k, \quad
+       \bar\theta = \int (\partial_\theta f)^\top a \,\mathrm dt, \quad \bar y_0 = a(t_0), \quad
+       \bar t_k = \bar y_k \cdot f(t_k, y_k), \quad \bar t_0 = -a(t_0) \cdot f(t_0, y_0) $$
+
+    (in the last term, a without the jump at t₀). A forward derivative solves $\dot v = \partial_y f \, v +
+    \partial_\theta f \, \dot\theta$. Both equations have these derivatives in turn. They equal the derivatives of the
+    steps up to the tolerance, in which atol is relative to the largest cotangent or tangent.
+
+    Args:
+        f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
+            of shape `()`. Its random draws are the same in each call.
+        y0: The state at `t[0]`: a tensor, or a pytree of floating-point or complex tensors. Several initial values, in
+            a dimension of y0 or by `torch.func.vmap`, share their steps; the largest error counts.
+        t: Times at which the state is wanted, (T,), increasing, or decreasing to integrate backwards.
+        *args: Further arguments of `f`, pytrees.
+        method: "dopri5" (Dormand-Prince 5(4)), "dop853" (of order 8, for small tolerances) or "bosh3"
+            (Bogacki-Shampine 3(2)).
+        rtol: Error of a step relative to each element of the state.
+        atol: Absolute error of a step.
+        step_size: Largest size of steps, which are equal between two times; ignores the tolerances. Not with "adjoint".
+        max_steps: Maximum number of steps, including rejected steps.
+        memory: "steps", "checkpoints" or "adjoint". The last two find the tensors that f closes over as
+            `hodiff.functions.checkpoint` does, and raise for those that cannot be found.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        The states at `t` in the structure of y0, each leaf with a leading dimension T.
+
+    Raises:
+        InputError: If `t` is not increasing or decreasing, an option is unknown, y0 cannot be differentiated or is not
+            finite, the output of `f` does not match y0, or `f` depends on a tensor that cannot be found.
+        ConvergenceError: If steps become too short, as at a singularity, or too many; its `result` has the states
+            reached so far. In backward, if the solution of "adjoint" backwards is not the one forwards.
+
+    Example:
+        >>> import torch, hodiff
+        >>> t, y0 = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+        >>> end = lambda rate: hodiff.odeint(lambda t, y: rate * y, y0, t, memory="adjoint")[-1]  # y0 exp(rate)
+        >>> rate = torch.tensor(1.0, dtype=torch.float64)
+        >>> torch.func.grad(torch.func.grad(end))(rate).round(decimals=5)
+        tensor(1.3591, dtype=torch.float64)
+
+    Source: E. Hairer, S. P. Nørsett & G. Wanner, *Solving Ordinary Differential Equations I*, 2nd ed., sections II.4
+    and II.5; the adjoint with respect to all arguments: R. T. Q. Chen et al., "Neural ordinary differential equations",
+    NeurIPS 2018, appendix B.
+    """
     require_callable(_CALLER, f=f)
     require_choice(_CALLER, "method", method, tuple(METHODS))
     require_number(_CALLER, "rtol", rtol, positive=True, finite=True)
