@@ -60,6 +60,17 @@ def test_error_decreases_with_the_order_of_the_method(method):
     assert math.log2(error(0.5) / error(0.25)) > order - 0.7
 
 
+@pytest.mark.parametrize("method", ["dopri5", "dop853"])
+def test_steps_that_are_too_long_are_rejected(method):
+    """A pulse that begins after a quiet start, where steps have become long."""
+
+    def pulse(t, y):
+        return torch.exp(-((t - 3) ** 2) / 0.02) * torch.ones_like(y)
+
+    found = odeint(pulse, numbers(0.0), numbers(0.0, 2.0, 6.0), method=method, rtol=1e-8, atol=1e-9)[-1]
+    assert float(found) == pytest.approx(math.sqrt(0.02 * math.pi), abs=1e-7)
+
+
 def logistic(z, memory):
     """Logistic growth with the capacity 1, as a function of start, rate and the times."""
     return odeint(lambda t, y, rate: rate * y * (1 - y), z[0], z[2:], z[1], memory=memory, **TIGHT)
