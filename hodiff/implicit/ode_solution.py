@@ -15,12 +15,14 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, flatten_primals, recordable, unflatten
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import at_the_boundary
+from hodiff.distributed.fully_sharded import require_no_training
 from hodiff.distributed.layouts import require_ordinary
 from hodiff.errors import InputError
 from hodiff.implicit.ode_adjoint import solution
 from hodiff.implicit.runge_kutta import METHODS, Problem, State, by_checkpoints, integrate, stack
 from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint
+from hodiff.recompute.reachable import modules_in
 from hodiff.rules.any_order import outside_graphs
 from hodiff.taylor.ode.field import require_like_state, require_times
 
@@ -157,6 +159,7 @@ def _by_adjoint(
     problem: Problem, f: Callable[..., Any], times: Tensor, y0: PyTree, args: tuple[Any, ...]
 ) -> Sequence[Tensor]:
     """Solve with all tensors that f depends on as operands."""
+    require_no_training(_CALLER, partial(modules_in, f, *args))
     program = CallProgram(_CALLER, f, (times[0], y0, *args), {})
     operands = program.take_inputs()
     spec = pytree.tree_structure(y0)
