@@ -55,6 +55,7 @@ if _TYPE_CHECKING:
     from hodiff.checks import check as check
     from hodiff.checks.preflight.preflight import preflight as preflight
     from hodiff.derivatives.compiled_calls import compile_gradient as compile_gradient
+    from hodiff.implicit import odeint as odeint
     from hodiff.operators import EKFACOperator as EKFACOperator
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator
@@ -79,6 +80,7 @@ _LATE = {
     "custom_vjp": "hodiff.authoring",
     "elementwise": "hodiff.authoring",
     "compile_gradient": "hodiff.derivatives.compiled_calls",
+    "odeint": "hodiff.implicit",
     "EKFACOperator": "hodiff.operators",
     "EmpiricalFisherOperator": "hodiff.operators",
     "FisherOperator": "hodiff.operators",

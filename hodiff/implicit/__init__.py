@@ -13,6 +13,7 @@ from hodiff.implicit.iteration import anderson as anderson
 from hodiff.implicit.iteration import newton as newton
 from hodiff.implicit.iteration import picard as picard
 from hodiff.implicit.linear_solve import linear_solve as linear_solve
+from hodiff.implicit.ode_solution import odeint as odeint
 from hodiff.implicit.scipy_solvers import scipy_minimize as scipy_minimize
 from hodiff.implicit.scipy_solvers import scipy_root as scipy_root
 from hodiff.implicit.scipy_solvers import torch_optimizer as torch_optimizer

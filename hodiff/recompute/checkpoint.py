@@ -56,7 +56,7 @@ class CallProgram(Program):
         self._again = partial(running_again, name) if sharded_modules_run() else nullcontext
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
         self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
-        self._ran = False
+        self._ran = self._held = False
         self.returned: list[int | None] = []
         self.returns_views = False
         self.name, self.function = name, f
@@ -69,6 +69,9 @@ class CallProgram(Program):
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call the function."""
         with one_thread_at_a_time():
+            if self._held:
+                self._surroundings.rewind()
+                return self._call(inputs)
             if self._ran:
                 with self._surroundings.restored(), self._again():
                     return self._call(inputs)
@@ -83,6 +86,19 @@ class CallProgram(Program):
             if list(map(_version, inputs)) == before:
                 self._compare(inputs, outputs)
             return outputs
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Restore what later runs see once for all runs within the context, instead of once for each."""
+        if self._held or not self._ran:
+            yield
+            return
+        with one_thread_at_a_time(), self._surroundings.restored(), self._again(), self._closed_over.held():
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     def _compare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Find the outputs that share memory with inputs, which code may change in place later."""

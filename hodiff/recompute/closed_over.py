@@ -81,7 +81,7 @@ class ClosedOver:
         self._values = PlainValues()
         self._tensors: list[Tensor] = []
         self._index: dict[int, int] = {}
-        self._ran = False
+        self._ran = self._held = False
         self.left: list[Callable[[], Any]] = []
         self.still_required = False
         # Containers of torch's modules that no other code reads.
@@ -108,10 +108,21 @@ class ClosedOver:
             Nothing.
         """
         first, self._ran = not self._ran, True
-        with nullcontext() if first else self._values.restored(self._name), self._exchanged(tensors, first=first):
+        plain = nullcontext() if first or self._held else self._values.restored(self._name)
+        with plain, self._exchanged(tensors, first=first):
             yield
         if first:
             self.left += self._values.left(self._inner)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Restore numbers and switches once for all runs within the context, none of which is the first."""
+        with self._values.restored(self._name):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     @contextmanager
     def _exchanged(self, tensors: Sequence[Tensor], *, first: bool) -> Iterator[None]:

@@ -31,7 +31,7 @@ _HIGHER_ORDER = "call it within hodiff.doors.gpytorch.higher_order()"
 # Replacements for Functions of other libraries that have no second derivatives.
 _INSTEAD = {
     **dict.fromkeys(("RBFCovariance", "MaternCovariance", "Solve", "InvQuad", "InvQuadLogdet"), _HIGHER_ORDER),
-    "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
+    "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint, or hodiff.odeint with memory='adjoint'",
     "BacksolveFunction": "use torchode.AutoDiffAdjoint instead of BacksolveAdjoint, with "
     "backprop_through_step_size_control=False",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
@@ -42,6 +42,9 @@ _INSTEAD = {
 # Functions whose backward takes solutions for constants. Their conjugate gradients do not converge at the points of a
 # comparison, which would therefore miss it.
 _SOLVERS = {f"linear_operator.functions.{name}" for name in ("_solve", "_inv_quad", "_inv_quad_logdet")}
+# Functions whose backward is never recorded. It may return zeros, which look right: for the parameters that
+# torch.func.functional_call replaces, as the module has its own again when backward calls it.
+_UNRECORDED = {"torchdiffeq": "OdeintAdjointMethod", "torchode": "BacksolveFunction"}
 _REMEDY = (
     "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_vjp; for a solver, "
     "use hodiff.implicit; for a recomputation, hodiff.functions.checkpoint; if you need no second derivative, mark it "
@@ -114,9 +117,11 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         for handle in handles:
             handle.remove()
     solvers = [node for node in nodes if curved and getattr(function_of(node), "__module__", "") in _SOLVERS]
-    if not (cut or zeros or suspects or solvers):
+    adjoints = [node for node in nodes if _is_unrecorded(function_of(node))]
+    if not (cut or zeros or suspects or solvers or adjoints):
         return
     leading = _leading(nodes, operands)
+    cut += [(node, [parent for parent, _ in node.next_functions]) for node in adjoints]
     for node in solvers:
         # A solution has all derivatives by its right-hand side, the first argument, if that is the only one.
         parents = node.next_functions[getattr(node, "has_left", True) is False :]
@@ -158,6 +163,11 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         if (each.linear or each.constants or len(each.cotangents) > 1 or _keeps_others(each.node, of_point))
         and not leading.isdisjoint(each.parents)
     ]
+
+
+def _is_unrecorded(function: Any) -> bool:
+    package = getattr(function, "__module__", "").partition(".")[0]
+    return package in _UNRECORDED and function.__name__ == _UNRECORDED[package]
 
 
 def _keeps_others(node: Any, of_point: Callable[[Tensor], bool]) -> bool:

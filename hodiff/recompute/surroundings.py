@@ -29,6 +29,10 @@ class Surroundings:
         """Restore only the modes, because torch leaves them when it calls a Function inside of a transform."""
         return in_function_modes(self._modes)
 
+    def rewind(self) -> None:
+        """Restore the random number generators."""
+        self._random.rewind()
+
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the state within the context."""

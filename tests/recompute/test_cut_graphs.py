@@ -1,6 +1,7 @@
 """A Function whose backward cuts the graph raises an error, unless zeros are the correct derivative."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -451,6 +452,37 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
     with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint instead"):
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
+
+
+@pytest.mark.filterwarnings("ignore:.*the gradient by autograd is not the derivative")
+def test_adjoint_of_torchdiffeq_in_functional_call_is_rejected() -> None:
+    """Its backward calls the module after functional_call has put the module's own parameters back: zeros."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+
+    class Field(torch.nn.Linear):
+        def forward(self, t, y):
+            return super().forward(y)
+
+    class End(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.field = Field(2, 2, bias=False, dtype=torch.float64)
+
+        def forward(self, x):
+            times = torch.tensor([0.0, 0.5], dtype=torch.float64)
+            return torchdiffeq.odeint_adjoint(self.field, x, times, method="rk4")[-1].square().sum()
+
+    module = End()
+    weight = module.field.weight.detach().clone()
+    f = partial(torch.func.functional_call, module, args=(X,))
+    products = (
+        lambda: hodiff.hvp(lambda w: f({"field.weight": w}), weight, weight),
+        lambda: hodiff.hessian(lambda w: f({"field.weight": w}))(weight),
+        lambda: hodiff.HessianOperator(lambda w: f({"field.weight": w}), weight) @ weight,
+    )
+    for product in products:
+        with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint instead"):
+            product()
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.kept_coefficients import Memory
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import Coefficient, RecallRefused
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any, numbers_in
 
 # Taylor coefficients of each leaf of the state.
 Columns = list[list[Coefficient]]
@@ -53,7 +56,8 @@ class Field:
             given = y if memory is not None else [[_apart(each) for each in column] for column in y]
             curves = [new_jet(frame, column[: order + 1]) for column in given]
             found, spec = through(frame, self.f, (time, unflatten(curves, self.spec), *self.args))
-        self._require_like_state(y, [column[0] for column in found], spec)
+        values = [column[0] for column in found]
+        require_like_state(self.caller, self.spec, [column[0] for column in y], values, spec)
         return found
 
     def value(self, t: Any, y: Sequence[Any]) -> list[Any]:
@@ -76,20 +80,21 @@ class Field:
                 column.append(None if found[k] is None else found[k] / (k + 1))
         return columns
 
-    def _require_like_state(self, y: Columns, found: Sequence[Any], spec: Any) -> None:
-        if spec != self.spec:
+
+def require_like_state(caller: str, spec: Any, y: Sequence[Any], found: Sequence[Any], found_spec: Any) -> None:
+    """Raise if a result of f does not match the state."""
+    if found_spec != spec:
+        raise InputError(
+            f"{caller}: f: expected a result in the structure of y0, {spec}, got {found_spec}; "
+            "f takes (t, y, *args) and returns the derivative of y."
+        )
+    for i, (state, each) in enumerate(zip(map(tensor_of, y), map(tensor_of, found), strict=True)):
+        if not isinstance(each, Tensor) or each.shape != state.shape or each.dtype != state.dtype:
+            name = leaf_names(unflatten(list(y), spec))[i]
             raise InputError(
-                f"{self.caller}: f: expected a result in the structure of y0, {self.spec}, got {spec}; "
+                f"{caller}: f: expected a result{name} like y0{name}, {describe(state)}, got {describe(each)}; "
                 "f takes (t, y, *args) and returns the derivative of y."
             )
-        names = leaf_names(unflatten([tensor_of(each) for each in found], spec))
-        for name, column, each in zip(names, y, found, strict=True):
-            state, got = tensor_of(column[0]), tensor_of(each)
-            if got.shape != state.shape or got.dtype != state.dtype:
-                raise InputError(
-                    f"{self.caller}: f: expected a result{name} like y0{name}, {describe(state)}, got {describe(got)}; "
-                    "f takes (t, y, *args) and returns the derivative of y."
-                )
 
 
 def bound_field(
@@ -107,6 +112,31 @@ def time_like(t: Any, leaves: Sequence[Any]) -> Any:
     if not isinstance(t, (Tensor, Jet)):
         t = torch.as_tensor(t, device="cpu")
     return t.to(device=state.device, dtype=state.dtype.to_real())
+
+
+def require_times(caller: str, t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
+    """Validate the times; return them in the state's dtype, and their signed distances from the first time."""
+    if not isinstance(t, (Tensor, Jet)) or t.ndim != 1 or not len(t) or tensor_of(t).is_complex():
+        got = describe(t) if isinstance(t, Tensor) else type(t).__name__
+        raise InputError(f"{caller}: t: expected a tensor of times (T,), beginning with the time of y0, got {got}.")
+    times = time_like(t, leaves)
+    if is_batched_by_any(tensor_of(times)):
+        raise InputError(
+            f"{caller}: t: expected no torch.func.vmap over the times, because step sizes depend on them; "
+            "integrate over all times at once."
+        )
+    places = numbers_in(tensor_of(times)).astype("float64")
+    distances = (places - places[0]).tolist()
+    sign = -1.0 if distances[-1] < 0 else 1.0
+    steps = [sign * (b - a) for a, b in pairwise(distances)]
+    if not all(math.isfinite(each) for each in distances) or not all(step > 0 for step in steps):
+        at = next((i for i, step in enumerate(steps) if not step > 0), 0)
+        raise InputError(
+            f"{caller}: t: expected finite times that increase, or decrease, strictly, got "
+            f"{places[at]:g} and {places[min(at + 1, len(places) - 1)]:g} at {at} and {at + 1}; "
+            "sort the times, and remove duplicates."
+        )
+    return times, distances
 
 
 def _apart(coefficient: Any) -> Any:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import require_bools, require_int, require_number
-from hodiff.common.trees import PyTree, describe, unflatten
+from hodiff.common.trees import PyTree, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
-from hodiff.taylor.ode.field import bound_field, time_like
+from hodiff.taylor.ode.field import bound_field, require_times, time_like
 from hodiff.taylor.ode.solution import OdeSolution
-from hodiff.taylor.ode.step_size import Tolerance, norm
+from hodiff.taylor.ode.step_size import Tolerance
 from hodiff.taylor.ode.stepping import Integration
 from hodiff.torch_internals.autograd.transforms import in_transform
 
@@ -193,7 +191,7 @@ def odeint_taylor(
     if step_size is not None and order is None:
         raise InputError(f"{_CALLER}: order: expected an int of 1 or more with a fixed step_size, got None.")
     field, leaves = bound_field(_CALLER, f, y0, args, correct)
-    times, places = _times(t, leaves)
+    times, places = require_times(_CALLER, t, leaves)
     rounding = torch.finfo(tensor_of(leaves[0]).dtype).eps
     tolerance = Tolerance(rtol, atol, rounding)
     run = Integration(field, times, places, tolerance, order, step_size, max_steps, dense=full_output)
@@ -201,24 +199,3 @@ def odeint_taylor(
     stores = not checkpoint or in_transform() or any(isinstance(each, Jet) for each in (times, *leaves))
     solution = run.solved(leaves) if stores else run.recomputed(leaves)
     return solution if full_output else solution.y
-
-
-def _times(t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
-    """Validate the times; return them in the state's dtype, and their signed distances from the first time."""
-    if not isinstance(t, (Tensor, Jet)) or t.ndim != 1 or not len(t) or tensor_of(t).is_complex():
-        got = describe(t) if isinstance(t, Tensor) else type(t).__name__
-        raise InputError(f"{_CALLER}: t: expected a tensor of times (T,), beginning with the time of y0, got {got}.")
-    times = time_like(t, leaves)
-    norm([times])  # refuses batches
-    numbers = tensor_of(times).detach().double()
-    places = (numbers - numbers[0]).tolist()
-    sign = -1.0 if places[-1] < 0 else 1.0
-    steps = [sign * (b - a) for a, b in pairwise(places)]
-    if not all(math.isfinite(each) for each in places) or not all(step > 0 for step in steps):
-        at = next((i for i, step in enumerate(steps) if not step > 0), 0)
-        raise InputError(
-            f"{_CALLER}: t: expected finite times that increase, or decrease, strictly, got "
-            f"{float(numbers[at]):g} and {float(numbers[min(at + 1, len(numbers) - 1)]):g} at {at} and {at + 1}; "
-            "sort the times, and remove duplicates."
-        )
-    return times, places
