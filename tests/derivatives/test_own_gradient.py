@@ -40,6 +40,20 @@ class LouderSine(Sine):
         return LouderSine._pull(ctx, g)
 
 
+class SineOfAutograd(torch.autograd.Function):
+    """Sine with a gradient that is `factor` times too large, without setup_context."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.factor * g * ctx.saved_tensors[0].cos(), None
+
+
 def without_recording(x):
     with torch.no_grad():
         weights = x * x
@@ -157,6 +171,18 @@ def test_every_derivative_warns_of_a_wrong_gradient():
         assert message.startswith(f"{name}: the gradient by autograd is not the derivative of the function")
         # The message has the gradient and the derivative along one direction.
         assert "differences of values give" in message
+
+
+def test_jacobians_of_functions_without_setup_context_warn():
+    def right(x):
+        return SineOfAutograd.apply(x, 1.0)
+
+    def wrong(x):
+        return SineOfAutograd.apply(x, 1.5)
+
+    assert warnings_of(lambda: hodiff.jacobian(right)(X)) == []
+    (message,) = warnings_of(lambda: hodiff.jacobian(wrong)(X), times=2)
+    assert "SineOfAutograd, a custom Function" in message
 
 
 def test_frozen_table_under_no_grad_warns():
