@@ -150,7 +150,7 @@ def influences_are_those_of_one_process() -> None:
 
         def gradient(inputs: Tensor, labels: Tensor, single: Net = single) -> dict[str, Tensor]:
             loss = F.cross_entropy(single(inputs), labels)
-            return dict(zip(p, torch.autograd.grad(loss, list(single.parameters())), strict=True))  # noqa: B023
+            return dict(zip(p, torch.autograd.grad(loss, list(single.parameters())), strict=True))
 
         expected = A.inverse(damping=0.1) @ gradient(query, label)
         each = [gradient(X[i : i + 1], Y[i : i + 1]) for i in range(len(X))]
