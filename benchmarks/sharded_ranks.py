@@ -67,8 +67,8 @@ def model_of(layers: int, width: int) -> LanguageModel:
 def ways_of(model: nn.Module, x: dict[str, Any], v: dict[str, Any], batch: int) -> dict[str, Callable[[], Any]]:
     """Return all products, and the gradient, on this rank's batch."""
     tokens = torch.randint(VOCABULARY, (batch, CONTEXT), generator=torch.Generator().manual_seed(1 + dist.get_rank()))
-    data = tokens, tokens.roll(-1, 1)
-    group = dist.group.WORLD if dist.get_world_size() > 1 else None
+    data = tokens, tokens.roll(-1, 1).flatten()
+    group = dist.group.WORLD
 
     def scores(p: Any, tokens: Tensor) -> Tensor:
         result: Tensor = functional_call(model, p, (tokens,))
@@ -96,13 +96,11 @@ def ways_of(model: nn.Module, x: dict[str, Any], v: dict[str, Any], batch: int) 
 
 def measure(layers: int, width: int, batch: int) -> dict[str, Any]:
     """Measure all products of this rank."""
-    ranks = dist.get_world_size()
     model = model_of(layers, width)
-    if ranks > 1:
-        mesh = init_device_mesh("cpu", (ranks,))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     x: dict[str, Any] = dict(model.named_parameters())
     v = {name: torch.randn_like(each.detach()) for name, each in x.items()}
     found = {}
