@@ -64,7 +64,8 @@ beside those of the formulas of the [guide](../../docs/guides/large_models.md#co
 single rank receives nothing."""
 MEMORY = """\
 Peak memory of a product in multiples of the parameters' bytes, beyond what was there before it: what torch hands out
-at once. The formulas add the activations and recorded graphs A, by which the peak grows if the batch is doubled."""
+at once, the least of 3. The formulas are those of several ranks: on one rank, nothing is gathered. They add the
+activations and recorded graphs A, by which the peak grows if the batch is doubled."""
 TIME = """\
 Milliseconds of a product, medians of 3. Ranks share two cores, and gloo sends each tensor through sockets, so that
 times on GPUs are others."""
