@@ -58,16 +58,17 @@ COSTS = {
 # A forward and a backward pass of `fully_shard` alone, whose memory depends on the sizes of its units.
 GRADIENT = Cost((2, 0), 1, 0, 1, 0)
 BYTES = """\
-Bytes of whole tensors that collectives gather and scatter in one product, in multiples of the parameters' bytes,
-counted by a `TorchDispatchMode`; and the formula's. A GPT of {layers} layers of width {width}, {ranks} ranks of gloo.
-"gradient" is a forward and a backward pass of `fully_shard` alone. Each rank sends and receives (n - 1) / n of these
-bytes."""
+Bytes that a rank receives in one product, in multiples of the parameters' bytes, counted by a `TorchDispatchMode`
+beside those of the formulas of the [guide](../../docs/guides/large_models.md#costs). A GPT of {layers} layers of width
+{width} under `fully_shard`, on ranks of gloo. "gradient" is a forward and a backward pass of `fully_shard` alone. A
+single rank receives nothing."""
 MEMORY = """\
 Peak memory of a product in multiples of the parameters' bytes, beyond what was there before it: what torch hands out
-at once. The formula adds the activations and recorded graphs A, by which the peak grows if the batch is doubled."""
+at once, the least of 3. The formulas are those of several ranks: on one rank, nothing is gathered. They add the
+activations and recorded graphs A, by which the peak grows if the batch is doubled."""
 TIME = """\
-Milliseconds of a product, medians of 3. One rank is not sharded. Ranks share two cores, and gloo sends each tensor
-through sockets, so that times on GPUs are others."""
+Milliseconds of a product, medians of 3. Ranks share two cores, and gloo sends each tensor through sockets, so that
+times on GPUs are others."""
 SCALED = """\
 Gigabytes that a GPU receives in a product, and, after the semicolon, gigabytes of its memory in the product besides
 parameters, vector and activations, in float32, by the formulas. A forward difference of gradients takes one gradient
@@ -97,33 +98,31 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 def pages(found: dict[int, dict[str, Any]], layers: int, width: int) -> Iterator[tuple[str, str, Any]]:
     """Yield the sections of measurements by number of ranks."""
-    most = max(found)
+    most, ways = max(found), {"gradient": GRADIENT, **COSTS}
     parameters, factors = found[most]["parameters"], found[most]["weights"]
-    unit = 4 * parameters
-    largest = 4 * width**2 / parameters
-    rows, data = [], {}
-    for name, cost in {"gradient": GRADIENT, **COSTS}.items():
-        way = found[most]["ways"][name]
-        counts = [way["gathered"] / unit, way["scattered"] / unit]
-        formula = [each / parameters for each in cost.moved(parameters, factors)]
-        data[name] = {"gathered": counts[0], "scattered": counts[1], "formula": formula}
-        cells = zip(counts, formula, strict=True)
-        rows.append([name, *(f"{each:.3f}" for pair in cells for each in pair)])
-    text = BYTES.format(layers=layers, width=width, ranks=most)
-    header = ["", "gathered", "formula", "scattered", "formula"]
-    yield "Bytes of collectives", f"{text}\n\n{table(header, rows)}", data
+    unit, largest = 4 * parameters, 4 * width**2 / parameters
 
-    ways = ["gradient", *COSTS]
-    several = [n for n in found if n > 1]
-    peaks = {name: {str(n): each["ways"][name]["peak"] / unit for n, each in found.items()} for name in ways}
-    for name, cost in COSTS.items():
-        activations = {n: found[n]["ways"][name]["activations"] / unit for n in several}
-        peaks[name] |= {f"formula, {n}": cost.held(1, largest, n) + activations[n] for n in several}
-        peaks[name] |= {f"A, {n}": activations[n] for n in several}
-    columns = [*map(str, found), *(f"{kind}, {n}" for kind in ("formula", "A") for n in several)]
-    rows = [[name, *(f"{row[each]:.2f}" if each in row else "" for each in columns)] for name, row in peaks.items()]
-    header = ["", *map(_ranks, found), *columns[len(found) :]]
-    yield "Peak memory of a rank", f"{MEMORY}\n\n{table(header, rows)}", peaks
+    received: dict[str, dict[str, tuple[float, float]]] = {}
+    data: dict[str, Any] = {}
+    for name, cost in ways.items():
+        formula = [each / parameters for each in cost.moved(parameters, factors)]
+        for ranks in (each for each in found if each > 1):
+            way, share = found[ranks]["ways"][name], (ranks - 1) / ranks
+            counts = [way["gathered"] / unit, way["scattered"] / unit]
+            received.setdefault(name, {})[_ranks(ranks)] = share * sum(counts), share * sum(formula)
+        data[name] = {"gathered": counts[0], "scattered": counts[1], "formula": formula}
+    yield "Bytes of collectives", f"{BYTES.format(layers=layers, width=width)}\n\n{_compared(received)}", data
+
+    peaks: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in ways}
+    data = {name: {} for name in ways}
+    for ranks, each in found.items():
+        for name, cost in ways.items():
+            peak, activations = (each["ways"][name][key] / unit for key in ("peak", "activations"))
+            formula_of_peak = cost.held(1, largest, ranks) + activations
+            data[name] |= {str(ranks): peak, f"formula, {ranks}": formula_of_peak, f"A, {ranks}": activations}
+            # The memory of the gradient depends on the units of `fully_shard`.
+            peaks[name][_ranks(ranks)] = (peak, formula_of_peak) if name in COSTS else (peak,)
+    yield "Peak memory of a rank", f"{MEMORY}\n\n{_compared(peaks)}", data
 
     times = {name: {str(n): 1e3 * each["ways"][name]["seconds"] for n, each in found.items()} for name in ways}
     rows = [[name, *(f"{each:.0f}" for each in row.values())] for name, row in times.items()]
@@ -132,6 +131,22 @@ def pages(found: dict[int, dict[str, Any]], layers: int, width: int) -> Iterator
     scaled = {f"{model}, {gpus} GPUs": _scaled(model, gpus) for model in MODELS for gpus in GPUS}
     rows = [[name, *row.values()] for name, row in scaled.items()]
     yield "Larger models", f"{SCALED}\n\n{table(['', 'gradient', *COSTS], rows)}", scaled
+
+
+def _compared(numbers: dict[str, dict[str, Any]]) -> str:
+    """Return a table of measured numbers, those of formulas where there are any, and the differences."""
+    header = ["", *(word for each in next(iter(numbers.values())) for word in (each, "formula", "difference"))]
+    rows = [
+        [name, *(cell for measured, *formula in row.values() for cell in _cells(measured, *formula))]
+        for name, row in numbers.items()
+    ]
+    return table(header, rows)
+
+
+def _cells(measured: float, formula: float | None = None) -> list[str]:
+    if formula is None:
+        return [f"{measured:.2f}", "", ""]
+    return [f"{measured:.2f}", f"{formula:.2f}", f"{100 * (measured / formula - 1):+.0f} %"]
 
 
 def _ranks(count: int) -> str:

@@ -17,7 +17,6 @@ from hodiff.torch_internals.process_groups import default_store, number_of_ranks
 
 # Path of a source file, with which the messages of gloo begin.
 _OF_GLOO = "gloo/transport"
-_NOTE = "hodiff/error of a rank"
 # Longest message that is quoted.
 _LONGEST = 500
 
@@ -43,7 +42,7 @@ def exchanging(what: str) -> Iterator[None]:
     if _History.noted:
         _History.noted = False
         with suppress(Exception):
-            default_store().set(_NOTE, "")
+            default_store().set(_key(torch.distributed.get_rank()), "")
 
 
 @contextmanager
@@ -61,14 +60,13 @@ def leaving_notes(what: str = "") -> Iterator[None]:
 
 
 def leave_note(error: Exception) -> None:
-    """Leave a note of an error for ranks that wait for this one; the first note stays."""
+    """Leave a note of an error for ranks that wait for this one."""
     if isinstance(error, RankError) or number_of_ranks() == 1:
         return
-    message = str(error).strip()[:_LONGEST].rstrip(".")
     # An error of the store would hide the error itself.
     with suppress(Exception):
-        note = f"Rank {torch.distributed.get_rank()} raised {type(error).__name__}: {message}"
-        default_store().compare_set(_NOTE, "", note)
+        message = str(error).strip()[:_LONGEST].rstrip(".")
+        default_store().set(_key(torch.distributed.get_rank()), f"{type(error).__name__}: {message}")
         _History.noted = True
 
 
@@ -103,7 +101,13 @@ def _rank_error(what: str, error: Exception) -> RankError:
 def _note() -> str:
     """Return the error that another rank noted."""
     with suppress(Exception):  # the store may have ended with its rank
-        note: str = default_store().compare_set(_NOTE, "", "").decode()
-        if note:
-            return note
+        store, own = default_store(), torch.distributed.get_rank()
+        for rank in set(range(number_of_ranks())) - {own}:
+            # Unlike `get`, this does not wait for a note.
+            if note := store.compare_set(_key(rank), "", "").decode():
+                return f"Rank {rank} raised {note}"
     return "Another rank raised an error, stopped, or took another branch of the function: read its output first"
+
+
+def _key(rank: int) -> str:
+    return f"hodiff/error of rank {rank}"

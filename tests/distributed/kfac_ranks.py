@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from distributed.ranks import D, close, flat, like, own, run, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import hodiff
@@ -107,6 +108,24 @@ def closed_forms_are_those_of_one_process() -> None:
                     close(B.at(moved) @ w, A.at({name: 2 * each for name, each in p.items()}) @ v)
 
 
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        inner = hodiff.functions.checkpoint(lambda x: self.norm(self.first(x[:, None]).tanh().flatten(1)), x)
+        return checkpoint(lambda y: self.last(self.second(y).tanh()), inner, use_reentrant=False)
+
+
+def checkpoints_change_no_factor() -> None:
+    for kind in (hodiff.KFACOperator, hodiff.EKFACOperator):
+        A, _, p, _ = one_and_many(kind, in_layers)
+        many = Checkpointed().to(D)
+        many.load_state_dict(p)
+        in_layers(many)
+        x = dict(many.named_parameters())
+        B = kind(many, F.cross_entropy, x, data=[parts()], process_group=dist.group.WORLD)
+        v = {name: torch.randn(each.shape, generator=generator, dtype=D) for name, each in p.items()}
+        close(B @ like(v, x), A @ v)
+
+
 def drawn_targets_are_those_of_numbered_batches() -> None:
     A, B, p, x = one_and_many(hodiff.KFACOperator, in_layers, fisher="monte-carlo", samples=3)
     close(B @ like(p, x), A @ p)
@@ -117,6 +136,35 @@ def factors_differ_from_those_of_one_rank() -> None:
     _, B, p, x = one_and_many(hodiff.KFACOperator, in_layers)
     alone = hodiff.KFACOperator(made(), F.cross_entropy, p, *parts(0))
     assert not torch.allclose(whole((B @ like(p, x))["last.weight"]), (alone @ p)["last.weight"])
+
+
+def influences_are_those_of_one_process() -> None:
+    """Scores by one product of all ranks equal inner products with separate gradients in one process."""
+    query, label = torch.randn(1, 3, generator=generator, dtype=D), torch.tensor([1])
+    count, rank = dist.get_world_size(), dist.get_rank()
+    for name in ("KFAC", "EKFAC"):
+        A, B, p, x = one_and_many(KINDS[name], in_layers)
+        single, many = made(), made(in_layers)
+        x = dict(many.named_parameters())
+        B = B.at(x)
+
+        def gradient(inputs: Tensor, labels: Tensor, single: Net = single) -> dict[str, Tensor]:
+            loss = F.cross_entropy(single(inputs), labels)
+            return dict(zip(p, torch.autograd.grad(loss, list(single.parameters())), strict=True))
+
+        expected = A.inverse(damping=0.1) @ gradient(query, label)
+        each = [gradient(X[i : i + 1], Y[i : i + 1]) for i in range(len(X))]
+        truth = torch.stack([sum((g[n] * expected[n]).sum() for n in p) for g in each])
+        F.cross_entropy(many(query), label).backward()
+        u = B.inverse(damping=0.1) @ {n: each.grad for n, each in x.items()}
+
+        def weighted(point: Any, batch: Any, own: Any, many: Net = many) -> Tensor:
+            logits = functional_call(many, point[0], (batch[0],))
+            return point[1][own] @ F.cross_entropy(logits, batch[1], reduction="none")
+
+        zeros, own = torch.zeros(len(X), dtype=D), slice(rank * len(X) // count, (rank + 1) * len(X) // count)
+        scores = count * hodiff.hvp(weighted, (x, zeros), (u, zeros), parts(), own)[1]
+        torch.testing.assert_close(scores, truth, rtol=1e-10, atol=1e-10 * float(truth.abs().max()))
 
 
 def what_cannot_be_done_is_refused() -> None:
@@ -145,16 +193,10 @@ def what_cannot_be_done_is_refused() -> None:
     with pytest.raises(hodiff.InputError, match="same number of batches"):
         hodiff.KFACOperator(model, F.cross_entropy, x, data=uneven, process_group=group).trace()
 
-    class Checkpointed(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(super().forward, x, use_reentrant=False)
-
-    torch.manual_seed(0)
-    recomputing = Checkpointed().to(D)
-    in_layers(recomputing)
-    with pytest.raises(hodiff.InputError, match="and of a checkpoint"):
+    offloaded = made(lambda model: fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+    with pytest.raises(hodiff.InputError, match="got a CPUOffloadPolicy; call fully_shard without offload_policy"):
         hodiff.KFACOperator(
-            recomputing, F.cross_entropy, dict(recomputing.named_parameters()), data=[parts()], process_group=group
+            offloaded, F.cross_entropy, dict(offloaded.named_parameters()), data=[parts()], process_group=group
         ).trace()
 
     class Outside(Net):
@@ -174,6 +216,8 @@ if __name__ == "__main__":
     run(
         closed_forms_are_those_of_one_process,
         drawn_targets_are_those_of_numbered_batches,
+        checkpoints_change_no_factor,
         factors_differ_from_those_of_one_rank,
+        influences_are_those_of_one_process,
         what_cannot_be_done_is_refused,
     )

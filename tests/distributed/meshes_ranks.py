@@ -78,6 +78,11 @@ def meshes() -> None:
     close(hodiff.hvp(loss(both), x, like(V, x), part), truth)
     with pytest.raises(hodiff.InputError, match="reverse-over-reverse"):
         hodiff.hvp(loss(both), x, like(V, x), part, route="forward-over-reverse")
+    for refused, where in ((both, group), (parallel(mesh), None)):
+        with pytest.raises(hodiff.InputError, match="got other DTensors or tensor parallelism; use GaussNewton"):
+            hodiff.KFACOperator(
+                refused, F.cross_entropy, dict(refused.named_parameters()), data=[part], process_group=where
+            ).trace()
     # Sharded along one dimension and replicated along the other.
     hybrid = model()
     for each in (hybrid[0], hybrid):

@@ -6,7 +6,7 @@ Calls of layers, and a test whether the calls of one layer process separate chun
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.operators.kfac.layers import REMEDY
+from hodiff.recompute.checkpoint import stored_instead
 from hodiff.torch_internals.autograd.graph_nodes import results_of
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
@@ -108,7 +109,9 @@ class Recorded:
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
         # Hooks are called from all threads.
-        with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
+        # A checkpoint would hide the graph of its layers.
+        stored = stored_instead() if every and self.calls else nullcontext()
+        with one_thread_at_a_time(), self._hooked(model), stored, torch.enable_grad():
             outputs, _ = function.recorded(lambda: function(self.leaves))
         # A detach in the hooks would count as one of the model.
         self.calls = {name: [replace(each, x=each.x.detach()) for each in calls] for name, calls in self.calls.items()}

@@ -26,6 +26,7 @@ from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.pending_curvature import Estimates
 from hodiff.optim.settings import is_due
 from hodiff.optim.training_optimizer import Group
+from hodiff.recompute.checkpoint import stored_instead
 
 FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
 
@@ -99,7 +100,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
         wait_for_layers(self, True)
         try:
-            return super()._on_shards(closure, due, gradients=gradients)
+            with stored_instead():  # a checkpoint would hide the graph of its layers
+                return super()._on_shards(closure, due, gradients=gradients)
         finally:
             wait_for_layers(self, bool(self._listened))
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from operators.cases import close
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 
@@ -33,6 +34,14 @@ class Twice(nn.Module):
         return torch.stack([self.layer(x[:, 0]), self.layer(x[:, 1])], dim=1)
 
 
+class Checkpointed(Twice):
+    """A network that calls its layer through torch's checkpoint and hodiff's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = checkpoint(self.layer, x[:, 0], use_reentrant=False)
+        return torch.stack([first, hodiff.functions.checkpoint(self.layer, x[:, 1])], dim=1)
+
+
 def linear() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 3))
 
@@ -54,6 +63,7 @@ EXACT: dict[str, Any] = {
     "one example": (tanh, (1, 3), CLASSES, "expand"),
     "one example, reduced": (tanh, (1, 3), CLASSES, "reduce"),
     "one layer called twice": (Twice, (5, 2, 3), SQUARES, "expand"),
+    "one layer called twice, checkpointed": (Checkpointed, (5, 2, 3), SQUARES, "expand"),
 }
 
 
