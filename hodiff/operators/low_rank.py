@@ -211,7 +211,9 @@ def low_rank_approximation(
     The Nyström approximation by a random matrix $\Omega$ with `rank` columns never exceeds A. Its expected error in the
     nuclear norm is at most $(1 + \tfrac{k}{\ell - k - 1})$ times the sum of the eigenvalues after the k-th, for any
     $k < \ell - 1$. With the diagonal of A, the approximation has the same diagonal as A, and drops only the couplings
-    outside the low rank: a better inverse where A is a diagonal matrix plus few large directions.
+    outside the low rank: a better inverse where A is a diagonal matrix plus few large directions. Rounding errors are
+    relative to the largest eigenvalue: if the diagonal spans nine decades, its smallest rows have seven digits in
+    float64, and none in float32.
 
     Args:
         A: A symmetric positive semi-definite operator (n, n), such as a `hodiff.GaussNewtonOperator`.

@@ -1,5 +1,6 @@
 """Tests of composed operators against the same expressions of dense matrices."""
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -69,7 +70,9 @@ def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair
     """Draw a random expression and its matrix."""
     kind = draw(
         st.sampled_from(
-            ["leaf", "sum", "difference", "product", "scaled", "transposed", "damped"] if depth else ["leaf"]
+            ["leaf", "sum", "difference", "product", "scaled", "transposed", "damped", "inverse", "copied"]
+            if depth
+            else ["leaf"]
         )
     )
     if kind == "leaf":
@@ -83,6 +86,11 @@ def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair
         A, a = draw(expressions(n, m, depth - 1))
         return A.T, a.T
     A, a = draw(expressions(m, n, depth - 1))
+    if kind == "copied":
+        return copy.deepcopy(A), a
+    if kind == "inverse" and m == n:
+        identity = torch.eye(n).double()
+        return (A.T @ A).damped(1.0).inverse("dense"), torch.linalg.inv(a.T @ a + identity)
     if kind == "damped" and m == n:
         return A.damped(0.5), a + 0.5 * torch.eye(n).double()
     if kind in ("sum", "difference"):

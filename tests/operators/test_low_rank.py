@@ -3,6 +3,7 @@
 import copy
 import math
 
+import mpmath
 import pytest
 import torch
 from operators.cases import close as close_tensors
@@ -55,6 +56,33 @@ def test_more_factors_than_rows():
     wide = torch.randn(4, 7, generator=G, dtype=D)
     B = LowRankPlusDiagonalOperator(torch.ones(4, dtype=D), wide, torch.ones(7, dtype=D))
     close(B.inverse().to_dense(), torch.linalg.inv(torch.eye(4, dtype=D) + wide @ wide.T))
+
+
+@pytest.mark.parametrize("factors", ["of order one", "in the scale of the diagonal"])
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+def test_inverse_is_accurate_for_diagonals_over_nine_decades(factors, dtype):
+    """Errors are relative to the rows and columns of the inverse, for which float64 alone has too few digits."""
+    entries = torch.logspace(0, -9, 8, dtype=D)[torch.tensor([3, 0, 7, 5, 1, 6, 2, 4])].to(dtype)
+    columns = U[:8].to(dtype) * (entries.sqrt()[:, None] if "scale" in factors else 1)
+    weights = (C + torch.eye(R, dtype=D)).to(dtype)
+    B = LowRankPlusDiagonalOperator(entries, columns, weights)
+    with mpmath.workdps(40):
+        factor, core = mpmath.matrix(columns.double().tolist()), mpmath.matrix(weights.double().tolist())
+        exact = (mpmath.diag(list(map(float, entries))) + factor * core * factor.T) ** -1
+        expected = torch.tensor([[float(each) for each in row] for row in exact.tolist()], dtype=D)
+    scale = entries.double().sqrt()
+    found, expected = (scale[:, None] * each * scale for each in (B.inverse().to_dense().double(), expected))
+    assert (found - expected).norm() < 10 * torch.finfo(dtype).eps * expected.norm()
+
+
+def test_small_entries_beside_large_ones_keep_their_digits():
+    """In float32 the diagonal of the approximation is a difference of much larger numbers."""
+    diagonal = torch.logspace(0, -4, 40, dtype=D)
+    matrix = torch.diag(diagonal) + 100 * torch.outer(diagonal, diagonal)
+    B = low_rank_approximation(MatrixOperator(matrix.float(), symmetric=True), 3, diagonal=matrix.diagonal().float())
+    kept = (B.factors.double() @ B.core.double() * B.factors.double()).sum(1)
+    wanted = (matrix.diagonal().float().double() - kept).clamp(min=0)
+    assert ((B.entries.double() - wanted).abs() <= torch.finfo(torch.float32).eps * wanted).all()
 
 
 def test_float32_is_as_exact_as_its_numbers():

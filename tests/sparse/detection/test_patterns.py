@@ -477,6 +477,36 @@ def test_validation_and_searchsorted_have_no_derivative():
     assert hessian_pattern(inside, point(3)).nnz == 3
 
 
+MOVING_INDICES = {
+    "gather": lambda x: x.gather(1, x.argsort(1)[:2, :3]) ** 3,
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(0), 0) ** 3,
+    "index_select": lambda x: x.index_select(1, x[0].argsort()) ** 3,
+    "scatter": lambda x: x.scatter(1, x.argsort(1)[:3, :2], (x**2)[:3, :2]) ** 2,
+    "scatter a number": lambda x: x.scatter(1, x.argsort(1)[:, :2], 3.0) ** 2,
+    "scatter_add": lambda x: torch.zeros(5, 6, dtype=D).scatter_add(1, x.argsort(1)[:3, :2], (x**2)[:3, :2]) ** 2,
+    "scatter_reduce": lambda x: x.scatter_reduce(1, x.argsort(1), x**2, "prod"),
+    "index_add": lambda x: x.index_add(1, x[0].argsort(), x**2) ** 2,
+    "softmax of large numbers": lambda x: torch.softmax(9 * x, 1),
+}
+
+
+@pytest.mark.parametrize("name", MOVING_INDICES)
+def test_indices_that_depend_on_x_may_be_anywhere_along_their_dimension(name):
+    f, weights = MOVING_INDICES[name], torch.linspace(0.5, 1.5, 30, dtype=D)
+
+    def loss(x):
+        y = f(x)
+        return (weights[: y.numel()] * y.reshape(-1)).sum()
+
+    generator = torch.Generator().manual_seed(0)
+    start, *others = (torch.randn(4, 4, generator=generator, dtype=D) for _ in range(4))
+    pattern = hessian_pattern(loss, start).toarray()
+    for x in (start, *others):
+        assert not ((torch.autograd.functional.hessian(loss, x).reshape(16, 16).numpy() != 0) & ~pattern).any()
+    # Rows, or columns, do not mix.
+    assert pattern.mean() <= 0.25
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch converts other tensors to fake tensors
 def test_fake_tensors_give_the_pattern_of_their_shape():
     kernel, index = torch.ones(1, 1, 2, dtype=D), torch.tensor([0, 2, 1])

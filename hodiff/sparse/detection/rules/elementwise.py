@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hodiff.sparse.detection.call import Call, numbers_of, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives
+from hodiff.sparse.detection.rules.sums import along_dimension
 from hodiff.sparse.detection.supports import Supports, joined
 
 # Gradients of piecewise linear functions: the argument only selects the piece.
@@ -163,7 +164,7 @@ def _moving_pieces(call: Call, supports: Supports, x: Tensor, result: Tensor) ->
 def moving(call: Call) -> list[Supports | None]:
     """Move numbers instead of elements: 1, 2, ... over all arguments, and 0 for constants."""
     if not all(call.is_fixed(x) for x in call.tensors if not has_derivatives(x)):
-        return list(call.dense())
+        return along_dimension(call) if call.name in _ALONG else list(call.dense())
     parts: list[Supports] = []
     start = 1
 
@@ -190,6 +191,10 @@ def moving(call: Call) -> list[Supports | None]:
     flat = joined(parts)
     which = np.append(0, flat.which)
     return [flat.take(which[each.to(torch.int64).numpy()]) for each in tree_leaves(moved)]
+
+
+# Operators whose indices lie along one dimension.
+_ALONG = {"gather", "index_select", "scatter"}
 
 
 def _is_constant(name: str, value: Any) -> bool:

@@ -74,11 +74,37 @@ def _indices_move(call: Call, *names: str) -> bool:
     return not all(call.is_fixed(each) for each in indices if each is not None)
 
 
+def along_dimension(call: Call) -> list[Supports | None]:
+    """Gather or scatter by indices that depend on the inputs: each may be any place along the dimension."""
+    own, shape = call.supports(call["self"]), call.outputs[0].shape
+    if not own.shape or not call["index"].dim():
+        return list(call.dense())
+    dim = call["dim"] % len(shape)
+    if call.name in {"gather", "index_select"}:
+        return [_anywhere(own, dim, shape)]
+    source = call.get("src", call.get("source"))
+    if not isinstance(source, Tensor):
+        return [own]
+    given = call.supports(source)
+    if call.name.startswith("scatter"):
+        given = given.take(given.which[tuple(map(slice, call["index"].shape))])
+    return [own | _anywhere(given, dim, shape)]
+
+
+def _anywhere(x: Supports, dim: int, shape: Any) -> Supports:
+    """Union along a dimension, at each place along it; other dimensions are cut off, or continued by empty sets."""
+    united = x.over((dim,), keepdim=True)
+    which = np.zeros([1 if d == dim else size for d, size in enumerate(shape)], dtype=np.int64)
+    common = tuple(map(slice, np.minimum(which.shape, united.shape)))
+    which[common] = united.which[common]
+    return united.take(which).broadcast(shape)
+
+
 @rule("index_add", "index_reduce")
 def index_add(call: Call) -> list[Supports | None]:
     """Add slices at indices along a dimension."""
     if _indices_move(call, "index"):
-        return list(call.dense())
+        return along_dimension(call)
     target = positions(call.outputs[0])
     if target.dim():
         target = target.index_select(call["dim"], call["index"].cpu())
@@ -89,7 +115,7 @@ def index_add(call: Call) -> list[Supports | None]:
 def scatter_add(call: Call) -> list[Supports | None]:
     """Add elements at indices along a dimension."""
     if _indices_move(call, "index"):
-        return list(call.dense())
+        return along_dimension(call)
     index = call["index"].cpu()
     target = positions(call.outputs[0])
     # A gather may not reach beyond the other dimensions of what it reads, as a scatter may not.
