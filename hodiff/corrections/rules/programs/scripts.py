@@ -74,7 +74,7 @@ def unknown_node(graph: Any) -> str | None:
 def _is_known(node: Any) -> bool:
     kind = node.kind()
     if kind == _NAMED_TUPLES:
-        return str(node.output().type()).startswith("(")  # else the tuple has names
+        return str(node.output().type()).startswith("Tuple[")  # else the tuple has names
     if kind in _SIMPLE or kind in _CONTROL:
         return True
     operator, arguments = operator_of_script(node)

@@ -28,7 +28,7 @@ class Smooth(nn.Module):
 
 
 class Normalized(Smooth):
-    """Has arguments, branches, a loop, lists and shapes around an operator that needs a rule."""
+    """Has arguments, branches, a loop, lists, tuples and shapes around an operator that needs a rule."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Normalized(Smooth):
         for i in range(times):
             y = y + 0.1 * i * y.sin()
         first, second = torch.stack([y, y.cos()]).unbind(0)
-        return (first.sin() * second.view(x.size(0))).sum()
+        return (first.sin() * second.view(x.size(0))).sum() + torch.tensordot(first, second, ([0], [0]))
 
 
 class Attending(Smooth):
