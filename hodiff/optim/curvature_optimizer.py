@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -34,8 +35,6 @@ class CurvatureOptimizer(ObservedLosses):
     """
 
     sharded_by_group = True
-    # A GradScaler then passes the factor by which it scaled loss and gradients.
-    _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None, process_group: Any):
         self._set_ranks(generator, process_group)
@@ -43,6 +42,12 @@ class CurvatureOptimizer(ObservedLosses):
         self._aside: set[int] = set()
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
         self._wait()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # If True, torch's GradScaler passes the factor by which it scaled loss and gradients. Lightning refuses to clip
+        # gradients of such optimizers, which it assumes to be scaled until the step.
+        return sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # noqa: SLF001
 
     @abstractmethod
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:

@@ -6,6 +6,7 @@ import accelerate
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
+from doors.pages import run_example
 from doors.training import OPTIMIZERS, assert_same, by_hand, loader, network, warm_up
 from torch.nn.functional import cross_entropy
 
@@ -100,3 +101,12 @@ def test_a_closure_passes_through():
         run.optimizer.step(lambda inputs=inputs, labels=labels: cross_entropy(run.model(inputs), labels))
         optimizer.step(lambda inputs=inputs, labels=labels: cross_entropy(net(inputs), labels))
     assert_same(run.net, net, rtol=0, atol=0)
+
+
+def test_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    setting = run_example("guides/training_loops.md", "DataLoader(data")
+    known = {name: setting[name] for name in ("torch", "hodiff", "model", "loader")}
+    names = run_example("guides/training_loops.md", "accelerate.Accelerator(", **known)
+    assert names["loss"] < 0.6
+    assert (tmp_path / "checkpoint").exists()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from doors.laplace.models import MODELS, draw, gauss_newton, jacobians
+from doors.pages import run_example
 from laplace import Laplace
 from laplace.curvature import AsdlGGN, BackPackGGN, CurvlinopsEF, CurvlinopsGGN, CurvlinopsHessian
 from torch import nn
@@ -336,3 +337,8 @@ def test_errors():
     tokens = nn.Linear(4, 3).double()
     with pytest.raises(hodiff.InputError, match="outputs"):
         Backend(tokens, "regression").jacobians(inputs)
+
+
+def test_example_of_the_page():
+    probabilities = run_example("guides/laplace.md", "probabilities = la(")["probabilities"].max(1).values
+    assert probabilities[0] > 0.9

@@ -5,6 +5,7 @@ from functools import partial
 import lightning
 import pytest
 import torch
+from doors.pages import run_example
 from doors.training import OPTIMIZERS, assert_same, by_hand, loader, network, warm_up
 from torch.nn.functional import cross_entropy
 
@@ -127,3 +128,11 @@ def test_bfloat16(name):
     before = module.loss(batch).item()
     trainer(precision="bf16-mixed", max_epochs=5).fit(module, loader(torch.float32))
     assert module.loss(batch).item() < before
+
+
+def test_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    setting = run_example("guides/training_loops.md", "DataLoader(data")
+    known = {name: setting[name] for name in ("torch", "hodiff", "model", "loader")}
+    names = run_example("guides/training_loops.md", "trainer.fit(Classifier(model), loader)", **known)
+    assert names["trainer"].callback_metrics["loss"] < 0.6

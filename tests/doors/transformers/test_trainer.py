@@ -4,6 +4,7 @@ import matplotlib as mpl
 import pytest
 import torch
 import transformers
+from doors.pages import run_example
 from doors.training import OPTIMIZERS, assert_same, warm_up
 
 import hodiff
@@ -199,3 +200,13 @@ def test_curvature_callback_with_a_token_count(tmp_path):
 
     expected = CurvatureMonitor(model, loss, parts, measures=["noise"]).measure(0)
     assert callback.monitor.history[0].gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
+
+
+def test_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    setting = run_example("guides/training_loops.md", "DataLoader(data")
+    known = {name: setting[name] for name in ("torch", "hodiff")}
+    names = run_example("guides/training_loops.md", "transformers.BertConfig(", **known)
+    predicted = names["trainer"].predict(names["examples"])
+    right = (predicted.predictions.argmax(1) == predicted.label_ids).mean()
+    assert right > 0.9

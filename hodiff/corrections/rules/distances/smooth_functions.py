@@ -20,6 +20,7 @@ from hodiff.corrections.rules.distances.lengths import find
 from hodiff.corrections.rules.distances.linear import linear
 from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.compilers.scripts import call_script
 from hodiff.torch_operators.table import with_aliases
 
 
@@ -111,6 +112,8 @@ _OPERATORS = ("__matmul__", "__rmatmul__", "__pow__", "__rpow__", "__mod__", "__
 def _computes(func: Any, name: str) -> bool:
     """Whether a function only computes a value: no hook, property or in-place change."""
     if name.startswith(("linalg_", "special_", "fft_")) or name in _OPERATORS or hasattr(func, "is_of_hodiff"):
+        return True
+    if func is call_script:
         return True
     if name.startswith("_"):
         return False

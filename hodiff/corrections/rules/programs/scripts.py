@@ -74,7 +74,7 @@ def unknown_node(graph: Any) -> str | None:
 def _is_known(node: Any) -> bool:
     kind = node.kind()
     if kind == _NAMED_TUPLES:
-        return str(node.output().type()).startswith("(")  # else the tuple has names
+        return str(node.output().type()).startswith("Tuple[")  # else the tuple has names
     if kind in _SIMPLE or kind in _CONTROL:
         return True
     operator, arguments = operator_of_script(node)
@@ -216,7 +216,15 @@ def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _operators(graph: Any) -> tuple[Any, ...]:
-    return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})
+    return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph) if not _is_plain_power(node)})
+
+
+def _is_plain_power(node: Any) -> bool:
+    """Return whether a node is a power whose exponent is a constant real number, which the rule of `pow` declines."""
+    if operator_of_script(node)[0] is not torch.ops.aten.pow.Tensor_Scalar:
+        return False
+    exponent = list(node.inputs())[1].node()
+    return exponent.kind() == "prim::Constant" and isinstance(_constant(exponent), (int, float))
 
 
 def _unreachable(entry: Correction, script: Any, unknown: str | None) -> RouteError:

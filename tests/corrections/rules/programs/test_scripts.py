@@ -28,7 +28,7 @@ class Smooth(nn.Module):
 
 
 class Normalized(Smooth):
-    """Has arguments, branches, a loop, lists and shapes around an operator that needs a rule."""
+    """Has arguments, branches, a loop, lists, tuples and shapes around an operator that needs a rule."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Normalized(Smooth):
         for i in range(times):
             y = y + 0.1 * i * y.sin()
         first, second = torch.stack([y, y.cos()]).unbind(0)
-        return (first.sin() * second.view(x.size(0))).sum()
+        return (first.sin() * second.view(x.size(0))).sum() + torch.tensordot(first, second, ([0], [0]))
 
 
 class Attending(Smooth):
@@ -222,3 +222,18 @@ def test_script_that_returns_nothing():
     for route in hodiff.ROUTES:
         found, expected = (hodiff.hvp(lambda x: f(each, x), X, V, route=route) for each in (_normalize, plain))
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_second_derivatives_of_scripts_at_lengths_of_zero_are_not_numbers(route):
+    """A warning says so; torch's are 0."""
+    square = torch.jit.script(_square)
+    with pytest.warns(hodiff.HodiffWarning, match="0 somewhere"):
+        product = hodiff.hvp(lambda x: square(x.norm()), torch.zeros(3, dtype=D), V, route=route)
+    assert product.isnan().all()
+    found = hodiff.hvp(lambda x: square(x.norm()), X, V, route=route)
+    torch.testing.assert_close(found, 2 * V)
+
+
+def _square(r: torch.Tensor):
+    return r * r
