@@ -36,7 +36,7 @@ SEED = 0
 ADAMW = "AdamW"
 CHEMICAL_ACCURACY = 1.6e-3  # hartree, 1 kcal/mol
 # FermiNet: D. Pfau, J. Spencer, A. Matthews & W. Foulkes, Phys. Rev. Research 2, 033429 (2020).
-PUBLISHED = {"helium": "exact -2.903724", "lithium": "exact -7.478060; FermiNet -7.47798(1)"}
+PUBLISHED = {"helium": "exact -2.903724", "lithium": "exact -7.478060, FermiNet -7.47798(1)"}
 
 
 def example() -> ModuleType:
@@ -176,7 +176,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     count, steps, seeds = (40, 12, 1) if quick else (300, 100, 1)
     vmc = example()
     exact = vmc.SYSTEMS["helium"].exact
-    size = (40, 12, 8) if quick else (512, 200, 200)
+    size = (40, 12, 8) if quick else (512, 400, 400)
     full = dict(zip(("walkers", "steps", "measurements"), size, strict=True))
     courses = {name: vmc.solve(name, SPRING, Namespace(seed=SEED, **full), progress) for name in vmc.ATOMS}
     beside = {name: step_seconds(name, full["walkers"], 3 if quick else 15) for name in vmc.ATOMS}

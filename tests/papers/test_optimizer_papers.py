@@ -78,11 +78,38 @@ def test_dangel_methods_lower_the_loss(quick: Quick) -> None:
         assert all(min(curve["loss"]) < curve["loss"][0] for curve in curves.values())
 
 
+@pytest.mark.parametrize("name", ["Poisson, 2-D", "heat, 1 + 1-D"])
+def test_mueller_solutions_solve_their_equations(script: Script, name: str) -> None:
+    mueller = script("mueller-2023-engd")
+    informed = mueller.Informed(name, seed=0, width=4, count=6)
+    solution, points = informed.problem.solution, informed.inside
+    assert informed.problem.residual(solution, True)(points).abs().max() < 1e-12
+    # By torch's derivatives of the network, which share no code with Taylor mode.
+    slopes = torch.func.vmap(torch.func.jacrev(informed.model))(points)[:, 0]
+    bends = torch.func.vmap(torch.func.hessian(lambda x: informed.model(x)[0]))(points).diagonal(dim1=1, dim2=2)
+    if name.startswith("Poisson"):
+        expected = bends.sum(1) + 2 * math.pi**2 * torch.sin(math.pi * points).prod(1)
+    else:
+        expected = slopes[:, 0] - bends[:, 1] / 4
+    (residual, inside), (boundary, edge) = informed.terms()
+    found = torch.stack([residual(point)[0] for point in inside])
+    torch.testing.assert_close(found, expected)
+    at_edge = torch.stack([boundary(point)[0] for point in edge])
+    torch.testing.assert_close(informed.loss(), (found.square().mean() + at_edge.square().mean()) / 2)
+
+
+@pytest.mark.papers
+def test_mueller_engd_is_more_accurate(quick: Quick) -> None:
+    for errors in quick("mueller-2023-engd")["data"]["least errors"].values():
+        assert max(errors["ENGD"]) < min(*errors["Adam"], *errors["BFGS"])
+
+
 @pytest.mark.papers
 def test_goldshlager_steps_are_those_of_stochastic_reconfiguration(quick: Quick) -> None:
     data = quick("goldshlager-2024-spring")["data"]
     assert data["apart"] < 1e-8
     assert set(data["errors"]) == {"SPRING", "MinSR"}
+    assert -8 < data["ground states"]["lithium"]["energy"] < -7
 
 
 def test_urban_five_point_scheme_matches_kronecker_matrix(script: Script) -> None:
