@@ -215,7 +215,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Train both networks by all methods from the same weights."""
     torch.set_num_threads(1)
     starts, size = (1, {"width": 8, "count": 8}) if quick else (STARTS, {})
-    iterations = dict.fromkeys(PROBLEMS, 40) if quick else ITERATIONS
+    iterations = dict.fromkeys(PROBLEMS, 12) if quick else ITERATIONS
     # Work that is done on first use counts for no method.
     for name in PROBLEMS:
         solve(name, 0, 2, {"width": 4, "count": 5})
