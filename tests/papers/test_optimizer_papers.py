@@ -1,5 +1,6 @@
 """Tests of reproductions of optimizers: their problems against independent references, and quick runs."""
 
+import itertools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -103,11 +104,11 @@ def test_mueller_methods_lower_the_loss(quick: Quick) -> None:
     for starts in quick("mueller-2023-engd")["data"]["rows"].values():
         assert set(starts[0]) == {"ENGD", "BFGS", "Adam"}
         for rows in starts[0].values():
-            losses = [loss for _, _, loss, _ in rows]
+            losses = [row[2] for row in rows]
             assert losses[-1] < losses[0]
-        engd = [loss for _, _, loss, _ in starts[0]["ENGD"]]
-        assert engd[-1] < engd[0] / 1.5
-        assert all(later <= earlier for earlier, later in zip(engd, engd[1:], strict=False))
+        engd = [row[2] for row in starts[0]["ENGD"]]
+        assert engd[-1] < engd[0] / 1.3
+        assert all(later <= earlier for earlier, later in itertools.pairwise(engd))
 
 
 @pytest.mark.papers
