@@ -124,7 +124,7 @@ class Atom(nn.Module):
 
     def cusps(self, squares: Tensor) -> Tensor:
         """Compute the kinks where electrons meet, of slope 1/4 for equal spins and 1/2 for opposite ones."""
-        one, two = torch.triu_indices(*self.equal.shape, 1)
+        one, two = torch.triu_indices(len(self.equal), len(self.equal), 1)
         apart, opposite = torch.sqrt(squares[:, one, two]), self.equal[one, two] < 0
         return (torch.where(opposite, 0.5, 0.25) * apart / (1 + torch.exp(self.log_b)[opposite.long()] * apart)).sum(-1)
 
