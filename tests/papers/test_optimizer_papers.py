@@ -1,5 +1,6 @@
 """Tests of reproductions of optimizers: their problems against independent references, and quick runs."""
 
+import itertools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -78,11 +79,44 @@ def test_dangel_methods_lower_the_loss(quick: Quick) -> None:
         assert all(min(curve["loss"]) < curve["loss"][0] for curve in curves.values())
 
 
+@pytest.mark.parametrize("name", ["Poisson, 2-D", "heat, 1 + 1-D"])
+def test_mueller_solutions_solve_their_equations(script: Script, name: str) -> None:
+    mueller = script("mueller-2023-engd")
+    informed = mueller.Informed(name, seed=0, width=4, count=6)
+    solution, points = informed.problem.solution, informed.inside
+    assert informed.problem.residual(solution, True)(points).abs().max() < 1e-12
+    # By torch's derivatives of the network, which share no code with Taylor mode.
+    slopes = torch.func.vmap(torch.func.jacrev(informed.model))(points)[:, 0]
+    bends = torch.func.vmap(torch.func.hessian(lambda x: informed.model(x)[0]))(points).diagonal(dim1=1, dim2=2)
+    if name.startswith("Poisson"):
+        expected = bends.sum(1) + 2 * math.pi**2 * torch.sin(math.pi * points).prod(1)
+    else:
+        expected = slopes[:, 0] - bends[:, 1] / 4
+    (residual, inside), (boundary, edge) = informed.terms()
+    found = torch.stack([residual(point)[0] for point in inside])
+    torch.testing.assert_close(found, expected)
+    at_edge = torch.stack([boundary(point)[0] for point in edge])
+    torch.testing.assert_close(informed.loss(), (found.square().mean() + at_edge.square().mean()) / 2)
+
+
+@pytest.mark.papers
+def test_mueller_methods_lower_the_loss(quick: Quick) -> None:
+    for starts in quick("mueller-2023-engd")["data"]["rows"].values():
+        assert set(starts[0]) == {"ENGD", "BFGS", "Adam"}
+        for rows in starts[0].values():
+            losses = [row[2] for row in rows]
+            assert losses[-1] < losses[0]
+        engd = [row[2] for row in starts[0]["ENGD"]]
+        assert engd[-1] < engd[0] / 1.3
+        assert all(later <= earlier for earlier, later in itertools.pairwise(engd))
+
+
 @pytest.mark.papers
 def test_goldshlager_steps_are_those_of_stochastic_reconfiguration(quick: Quick) -> None:
     data = quick("goldshlager-2024-spring")["data"]
     assert data["apart"] < 1e-8
     assert set(data["errors"]) == {"SPRING", "MinSR"}
+    assert -8 < data["ground states"]["lithium"]["energy"] < -7
 
 
 def test_urban_five_point_scheme_matches_kronecker_matrix(script: Script) -> None:
