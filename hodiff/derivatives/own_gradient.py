@@ -145,12 +145,11 @@ def warn_once(
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )
-    if not cut:
-        found = next(_custom_functions(result), None)
-        if found is BackwardHookFunction:
-            cut = "a backward hook of a module"
-        elif found:
-            cut = f"{found.__name__}, a custom Function"
+    found = next(_custom_functions(result), None)
+    if found is not None and (not cut or found is not BackwardHookFunction):
+        # A Function without setup_context calls its forward without recording.
+        name = "a backward hook of a module" if found is BackwardHookFunction else f"{found.__name__}, a custom Function"
+        cut = f"{name}, or {cut}" if cut else name
     if not cut or in_forward_mode():
         return
     _this_thread.comparing = True
