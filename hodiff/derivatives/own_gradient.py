@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -84,8 +84,15 @@ def is_asked(f: Callable[..., Any]) -> bool:
 
 def _key(f: Callable[..., Any]) -> int:
     if not getattr(f, "__closure__", None) and type(f) is FunctionType:
-        return hash(f.__code__)
+        return _hash_of(f.__code__)
     return hash(_kind_of(f, _DEPTH))
+
+
+def _hash_of(code: CodeType) -> int:
+    try:
+        return hash(code)
+    except TypeError:  # code that dynamo writes may have a dict among its constants
+        return hash((code.co_filename, code.co_firstlineno, code.co_code))
 
 
 # Levels of functions within closures that tell one function from another with the same code.
@@ -106,7 +113,9 @@ def _kind_of(value: Any, depth: int) -> Any:
         return None
     cells = getattr(value, "__closure__", None) if depth else None
     held = (_kind_of(_contents(cell), depth - 1) for cell in cells or ())
-    return getattr(value, "__code__", value if isinstance(value, _NAMED) else type(value)), *held
+    code = getattr(value, "__code__", None)
+    named = value if isinstance(value, _NAMED) else type(value)
+    return (_hash_of(code) if isinstance(code, CodeType) else named), *held
 
 
 def _contents(cell: Any) -> Any:
@@ -148,7 +157,8 @@ def warn_once(
     found = next(_custom_functions(result), None)
     if found is not None and (not cut or found is not BackwardHookFunction):
         # A Function without setup_context calls its forward without recording.
-        name = "a backward hook of a module" if found is BackwardHookFunction else f"{found.__name__}, a custom Function"
+        is_hook = found is BackwardHookFunction
+        name = "a backward hook of a module" if is_hook else f"{found.__name__}, a custom Function"
         cut = f"{name}, or {cut}" if cut else name
     if not cut or in_forward_mode():
         return

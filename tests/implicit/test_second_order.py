@@ -7,7 +7,7 @@ from second_order import Row, assert_listed, assert_second_order, parametrize_by
 
 import hodiff
 from hodiff import implicit
-from hodiff.implicit import project_box_plane
+from hodiff.implicit import odeint, project_box_plane
 
 # The public names that each problem tests.
 NAMES = {
@@ -37,8 +37,19 @@ def squares_on_plane(x, level):
     return project_box_plane(x, torch.ones_like(x), level, 0.0, 1.0).square()
 
 
+def pendulum_with_friction(y0, friction):
+    """Angle and speed after two seconds."""
+    times = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    return odeint(lambda t, y, k: torch.stack([y[1], -y[0].sin() - k * y[1]]), y0, times, friction, step_size=0.25)[-1]
+
+
+SWING = (torch.tensor([0.7, -0.3], dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64))
 AT = (BOX, torch.tensor(1.5, dtype=torch.float64))
-ROWS = [*OF_PROBLEMS, Row("project_box_plane", squares_on_plane, AT, step=0.02)]
+ROWS = [
+    *OF_PROBLEMS,
+    Row("odeint", pendulum_with_friction, SWING, step=0.02, slow=True),
+    Row("project_box_plane", squares_on_plane, AT, step=0.02),
+]
 
 
 def test_every_public_name_has_a_row():
