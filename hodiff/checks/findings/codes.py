@@ -60,7 +60,7 @@ DEFECTS = (
         "the graph is cut",
         "backward detaches a tensor that the gradient depends on: .data, .detach(), .item() or torch.no_grad().",
         "Remove the detach: compute the slope with torch operators from `ctx.saved_tensors`, `return g * slope(x)`. "
-        "For an ODE solver, differentiate its steps: `torchdiffeq.odeint`, not `odeint_adjoint`.",
+        "Instead of `torchdiffeq.odeint_adjoint`, use `torchdiffeq.odeint` or `hodiff.odeint(memory='adjoint')`.",
         in_function=(
             "a tensor that depends on the inputs is taken out of the graph: .data, .detach(), .item(), "
             "torch.no_grad(), nn.Parameter, or a branch on requires_grad.",
