@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from hodiff.distributed.layouts import Layout, is_distributed
 from hodiff.distributed.stand_ins import ShardedParameter
 from hodiff.errors import InputError
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.fully_sharded import (
     any_exist,
     any_in_forward,
@@ -277,4 +278,7 @@ def _stand_in(parameter: Any, given: Mapping[int, Tensor], layout_for: Callable[
         return given[id(parameter)]
     if not is_distributed(parameter):
         return parameter
-    return ShardedParameter(parameter.detach().to_local(), layout_for(parameter))
+    # A transform would return a tensor without shards.
+    with outside_transforms() if in_transform() else nullcontext():
+        shard = parameter.detach().to_local()
+    return ShardedParameter(shard, layout_for(parameter))

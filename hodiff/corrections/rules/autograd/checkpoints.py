@@ -64,7 +64,7 @@ def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, 
             raise InputError(
                 f"{_NAME}: expected context_fn of torch.utils.checkpoint.create_selective_checkpoint_contexts, or "
                 f"none, in fully sharded modules, got {options.get('context_fn')}, which may change the results; "
-                "leave it out, or use hodiff.checkpoint."
+                "leave it out, or use hodiff.functions.checkpoint."
             )
         return own()(_Again(function), *args, **options, **kwargs)
     result = by_tensor_rule(torch_checkpoint, (function, *args), kwargs)
