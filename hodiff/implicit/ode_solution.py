@@ -25,6 +25,8 @@ from hodiff.recompute.programs import Checkpoint
 from hodiff.recompute.reachable import modules_in
 from hodiff.rules.any_order import outside_graphs
 from hodiff.taylor.ode.field import require_like_state, require_times
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.tensors import version_of
 
 _CALLER = "odeint"
 _MEMORIES = ("steps", "checkpoints", "adjoint")
@@ -55,7 +57,9 @@ def odeint(
 
     - `memory="steps"` differentiates the accepted steps. Each step keeps its share of the interval between two times
       as a constant, so the result is the exact derivative of the computed solution on this mesh. Sizes of steps as
-      functions of the state would add noise of the size of the tolerance, with large derivatives.
+      functions of the state would add noise of the size of the tolerance, with large derivatives. The tolerance limits
+      the error of the solution alone: at a state of rest, where that error is 0, steps are long, and this derivative
+      may be far from that of the equation. Bound the steps there by more times in `t`, or use "adjoint".
     - `memory="checkpoints"` is the same derivative. It stores the states after each $\sqrt n$ of n steps, and runs the
       steps between them again.
     - `memory="adjoint"` stores only the returned states. A gradient with the cotangents $\bar y_k$ of these states
@@ -67,7 +71,7 @@ def odeint(
 
     (in the last term, a without the jump at t₀). A forward derivative solves $\dot v = \partial_y f \, v +
     \partial_\theta f \, \dot\theta$. Both equations have these derivatives in turn. They equal the derivatives of the
-    steps up to the tolerance, in which atol is relative to the largest cotangent or tangent.
+    equation up to the tolerance, in which atol is relative to the largest cotangent or tangent.
 
     Args:
         f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
@@ -123,6 +127,7 @@ def odeint(
     y0, args = pytree.tree_map_only(Tensor, recordable, (y0, args))
     leaves, spec = flatten_primals(y0, _CALLER, "y0", complex_too=True)
     require_ordinary(_CALLER, y0=y0, args=args)
+    leaves = tuple(leaf.clone() for leaf in leaves)  # a function that changes its argument leaves y0 alone
     times, _ = require_times(_CALLER, t, leaves)
     field = Corrections()(f) if correct else f
     problem = Problem(
@@ -136,7 +141,7 @@ def odeint(
         finish=lambda states: unflatten(stack(states), spec),
     )
     if memory == "adjoint":
-        found: Sequence[Tensor] = _by_adjoint(problem, field, times, y0, args)
+        found: Sequence[Tensor] = _by_adjoint(problem, field, times, unflatten(list(leaves), spec), args)
     else:
         run = integrate(problem, times, leaves, args, record=memory == "steps")
         found = stack(run.states) if memory == "steps" else by_checkpoints(problem, run, times, leaves, args)
@@ -146,13 +151,22 @@ def odeint(
 def _rates(f: Callable[..., Any], spec: Any, state: RandomState, t: Tensor, y: State, args: tuple[Any, ...]) -> State:
     """Slope of each leaf; random numbers are the same in each call."""
     state.rewind()
-    return _slopes(f(t, unflatten(list(y), spec), *args), spec, y)
+    return _slopes(lambda: f(t, unflatten(list(y), spec), *args), spec, y)
 
 
-def _slopes(result: PyTree, spec: Any, y: State) -> State:
-    found, found_spec = flatten(result)
+def _slopes(call: Callable[[], PyTree], spec: Any, y: State) -> State:
+    """Call f, which may change no tensor that the steps need later: neither the state nor an earlier result."""
+    before = _versions(y)
+    found, found_spec = flatten(call())
     require_like_state(_CALLER, spec, y, found, found_spec)
-    return found
+    if _versions(y) != before:
+        raise InputError(f"{_CALLER}: f: expected a function that does not change y in place; copy it, y = y.clone().")
+    # A function may return one buffer in every call, and nothing has a graph in that case.
+    return [x if x.requires_grad or is_wrapped(x) else x.clone() for x in found]
+
+
+def _versions(tensors: State) -> list[int]:
+    return [version_of(x) for x in tensors if not x.is_inference()]
 
 
 def _by_adjoint(
@@ -165,7 +179,7 @@ def _by_adjoint(
     spec = pytree.tree_structure(y0)
 
     def rates(t: Tensor, y: State, params: Sequence[Tensor]) -> State:
-        return _slopes(program.structured(program.run(t, *y, *params)), spec, y)
+        return _slopes(lambda: program.structured(program.run(t, *y, *params)), spec, y)
 
     # The first run raises for other tensors that f depends on, outside of all transforms.
     Checkpoint.call(program, *operands)

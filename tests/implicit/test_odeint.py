@@ -374,3 +374,31 @@ def test_bad_arguments_are_rejected(case):
 def test_vmap_over_times_is_rejected():
     with pytest.raises(hodiff.InputError, match=r"odeint: t: expected no torch\.func\.vmap over the times"):
         torch.func.vmap(lambda t: odeint(lambda t, y: -y, numbers(1.0), t))(numbers([0.0, 1.0], [0.0, 2.0]))
+
+
+def of_an_output_buffer(buffer):
+    return lambda t, y: torch.neg(y, out=buffer)
+
+
+def changing_its_argument(t, y):
+    y -= 1
+    return -y
+
+
+@pytest.mark.parametrize("memory", ["steps", "checkpoints", "adjoint"])
+def test_functions_that_write_in_place_are_right_or_refused(memory):
+    y0, times = torch.tensor([0.5, -0.3], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    same_buffer = of_an_output_buffer(torch.empty_like(y0))
+    end = hodiff.odeint(same_buffer, y0, times, memory=memory)[-1]
+    torch.testing.assert_close(end, y0 * math.exp(-1), rtol=1e-6, atol=0)
+    before = y0.clone()
+    with pytest.raises(hodiff.InputError, match="odeint: f: expected a function that does not change y in place"):
+        hodiff.odeint(changing_its_argument, y0, times, memory=memory)
+    assert y0.equal(before)
+
+
+def test_solution_in_bfloat16():
+    y0, times = torch.tensor([0.5], dtype=torch.bfloat16), torch.tensor([0.0, 1.0])
+    end = hodiff.odeint(lambda t, y: -y, y0, times, step_size=0.25)[-1]
+    assert end.dtype is torch.bfloat16
+    torch.testing.assert_close(end.double(), 0.5 * torch.ones(1, dtype=torch.float64) / math.e, rtol=0.02, atol=0)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
@@ -77,11 +78,13 @@ def is_batched_by_any(tensor: Tensor) -> bool:
 
 
 def numbers_in(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as an array on the CPU, also inside transforms, unless they have batched it."""
+    """Return a tensor as an array on the CPU, bfloat16 as float32, also inside transforms, unless they batched it."""
     inner = below_transforms(tensor)
     # Inside of a transform, even plain tensors cannot be converted to arrays.
     with outside_transforms() if in_transform() else nullcontext():
-        array: np.ndarray = inner.detach().cpu().numpy()
+        inner = inner.detach().cpu()
+        # NumPy has no bfloat16.
+        array: np.ndarray = (inner.float() if inner.dtype is torch.bfloat16 else inner).numpy()
     return array
 
 
