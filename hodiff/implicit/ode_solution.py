@@ -27,6 +27,7 @@ from hodiff.rules.any_order import outside_graphs
 from hodiff.taylor.ode.field import require_like_state, require_times
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 _CALLER = "odeint"
 _MEMORIES = ("steps", "checkpoints", "adjoint")
@@ -86,8 +87,8 @@ def odeint(
         atol: Absolute error of a step.
         step_size: Largest size of steps, which are equal between two times; ignores the tolerances. Not with "adjoint".
         max_steps: Maximum number of steps, including rejected steps.
-        memory: "steps", "checkpoints" or "adjoint". The last two find the tensors that f closes over as
-            `hodiff.functions.checkpoint` does, and raise for those that cannot be found.
+        memory: "steps", "checkpoints" or "adjoint". The last two find and replace the tensors that f closes over as
+            `hodiff.functions.checkpoint` does, with the same restrictions, and raise for those that cannot be found.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -174,8 +175,10 @@ def _by_adjoint(
 ) -> Sequence[Tensor]:
     """Solve with all tensors that f depends on as operands."""
     require_no_training(_CALLER, partial(modules_in, f, *args))
-    program = CallProgram(_CALLER, f, (times[0], y0, *args), {})
-    operands = program.take_inputs()
+    # Other threads may replace closed-over tensors.
+    with one_thread_at_a_time():
+        program = CallProgram(_CALLER, f, (times[0], y0, *args), {})
+        operands = program.take_inputs()
     spec = pytree.tree_structure(y0)
 
     def rates(t: Tensor, y: State, params: Sequence[Tensor]) -> State:

@@ -165,6 +165,11 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     must not change before the last derivative. `f` must return its results; if it stores a differentiated tensor
     elsewhere, the call raises.
 
+    During the runs of `f`, plain tensors replace the tensors that it closes over. So `f` must not depend on their
+    `requires_grad`, class, identity or attributes, such as a sum over parameters with `requires_grad`: decide outside
+    of `f`. Threads that use these tensors only through hodiff wait for each other; other code in another thread must
+    not use the same modules or closures meanwhile, as with `torch.func.functional_call`.
+
     Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides what to recompute.
 
     Args:

@@ -76,9 +76,15 @@ def compare(make: Callable[[], nn.Module], shard: Callable[[Any], Any], tol: flo
     v = {name: torch.randn(each.shape, generator=generator, dtype=D) for name, each in p.items()}
     x = dict(many.named_parameters())
     w, expected = like(v, x), hodiff.hvp(by_name(one), p, v, X, Y)
-    for f in (by_name(many), by_call(many)):
-        for route in hodiff.ROUTES[:2]:
+    # Some parameters outside of x.
+    part = list(p)[1:]
+    q, u = ({name: each[name] for name in part} for each in (p, v))
+    expected_part = hodiff.hvp(by_name(one), q, u, X, Y)
+    for route in hodiff.ROUTES[:2]:
+        for f in (by_name(many), by_call(many)):
             close(hodiff.hvp(f, x, w, own(X), own(Y), route=route), expected, tol)
+        y = {name: x[name] for name in part}
+        close(hodiff.hvp(by_call(many), y, like(u, y), own(X), own(Y), route=route), expected_part, tol)
 
 
 def modules() -> None:

@@ -9,6 +9,7 @@ import pytest
 import scipy.integrate
 import scipy.special
 import torch
+from threads import in_threads
 
 import hodiff
 from hodiff import odeint
@@ -402,3 +403,16 @@ def test_solution_in_bfloat16():
     end = hodiff.odeint(lambda t, y: -y, y0, times, step_size=0.25)[-1]
     assert end.dtype is torch.bfloat16
     torch.testing.assert_close(end.double(), 0.5 * torch.ones(1, dtype=torch.float64) / math.e, rtol=0.02, atol=0)
+
+
+def test_gradients_in_several_threads_add_up():
+    w, y0 = torch.tensor(0.8, dtype=torch.float64, requires_grad=True), torch.tensor([0.5, -0.3], dtype=torch.float64)
+    times = torch.tensor([0.0, 0.7], dtype=torch.float64)
+
+    def gradient(_=None):
+        end = hodiff.odeint(lambda t, y: w * y.sin(), y0, times, rtol=1e-4, memory="adjoint")[-1]
+        return torch.autograd.grad(end.sum(), w)[0]
+
+    expected = gradient()
+    for found in in_threads(gradient, [None], times=12):
+        torch.testing.assert_close(found, expected)
