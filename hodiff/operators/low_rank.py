@@ -77,7 +77,7 @@ class LowRankPlusDiagonalOperator(LinearOperator):
         r = self.factors.shape[1]
         core = torch.diag_embed(core) if isinstance(core, Tensor) and core.dim() == 1 else core
         self.core = _matrix("core", core, (r, r), self.entries)
-        if not torch.allclose(self.core, self.core.mT, rtol=1e-4, atol=float(1e-4 * self.core.abs().sum())):
+        if not torch.allclose(self.core, self.core.mT, rtol=1e-4, atol=float(1e-4 * self.core.detach().abs().sum())):
             raise InputError("LowRankPlusDiagonalOperator: core: expected a symmetric matrix; pass (C + C.T) / 2.")
 
     def multiply(self, block: Tensor) -> Tensor:
