@@ -49,6 +49,8 @@ _SIMPLE: dict[str, Callable[..., list[Any]]] = {
     "prim::dtype": lambda _, tensor: [tensor.dtype],
     "prim::is_cuda": lambda _, tensor: [tensor.is_cuda],
     "prim::NumToTensor": lambda _, number: [torch.tensor(number)],
+    # What a branch that raises would return.
+    "prim::Uninitialized": lambda _: [None],
     "aten::Int": lambda _, number: [int(number)],
     "aten::Bool": lambda _, number: [bool(number)],
     "aten::Float": lambda _, number: [float(number)],

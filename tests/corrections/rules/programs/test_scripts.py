@@ -237,3 +237,13 @@ def test_second_derivatives_of_scripts_at_lengths_of_zero_are_not_numbers(route)
 
 def _square(r: torch.Tensor):
     return r * r
+
+
+def distances(x: torch.Tensor) -> torch.Tensor:
+    # torch.cdist has a branch that raises, whose result its graph leaves uninitialized.
+    return torch.cdist(x.view(1, 3), x.view(3, 1).expand(3, 3) + 1).sum()
+
+
+def test_scripts_with_a_branch_that_raises():
+    expected = hodiff.hvp(distances, X, V)
+    close(hodiff.hvp(torch.jit.script(distances), X, V), expected)
