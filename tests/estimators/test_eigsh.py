@@ -135,13 +135,34 @@ def test_smallest_magnitude_eigenvalues_of_a_large_operator():
 
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
 def test_warm_start_takes_fewer_products(method):
-    A = symmetric(decaying(400))
+    A = symmetric(linspace_spectrum(400))
     cold = eigsh(A, 2, which="LA", method=method, tol=1e-6)
     start = cold.eigenvectors if method == "lobpcg" else cold.eigenvectors.sum(1)
     warm = eigsh(1.001 * A, 2, which="LA", method=method, start=start, tol=1e-6)
     assert warm.converged
-    torch.testing.assert_close(warm.eigenvalues, 1.001 * torch.tensor([0.25, 1.0], dtype=torch.float64))
-    assert warm.products < cold.products or (method == "arpack" and warm.products == cold.products)
+    torch.testing.assert_close(warm.eigenvalues, 1.001 * linspace_spectrum(400)[-2:])
+    assert warm.products < cold.products / 2
+
+
+@pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
+@pytest.mark.parametrize("others", [[149], [1], [9, 19, 29], list(range(90, 115))])
+def test_start_within_the_span_of_other_eigenvectors_is_left(method, others):
+    A = torch.diag(torch.arange(1.0, 151.0, dtype=torch.float64))
+    start = torch.zeros(150, dtype=torch.float64)
+    start[others] = 1.0
+    options = {"restart": 20} if method == "lanczos" else {}
+    found = eigsh(A, 1, which="SA", method=method, start=start, tol=1e-7, **options)
+    assert found.eigenvalues.item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_start_is_left_also_with_few_vectors_and_iterations():
+    A = torch.diag(torch.arange(1.0, 151.0, dtype=torch.float64))
+    options = {"which": "SA", "method": "lanczos", "tol": 1e-4}
+    found = eigsh(A, 1, **options, start=A[149], restart=4, max_iterations=400)
+    assert found.eigenvalues.item() == pytest.approx(1.0, abs=1e-3)
+    with pytest.raises(ConvergenceError, match="in 20 iterations"):
+        eigsh(A, 1, **options, start=A[149], max_iterations=1)
+    assert eigsh(A, 1, **options, start=A[0]).eigenvalues.item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("method", "iterations"), [("arpack", 1), ("lanczos", 5), ("lobpcg", 2)])

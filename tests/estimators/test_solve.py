@@ -55,6 +55,23 @@ def test_float32_solutions_match_numpy(method):
     assert (solution.value.double() - exact).norm() < 2e-3 * exact.norm()
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("size", "right"), [(1e-20, 1.0), (1e20, 1.0), (1.0, 1e14), (1e-6, 1e10), (1e20, 1e-20)])
+def test_solutions_have_the_scale_of_the_system(method, size, right):
+    solution = solve(size * METHODS[method], right * B, method=method, max_iterations=5000)
+    exact = by_numpy(METHODS[method], B)
+    assert (solution.value * (size / right) - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("method", ["cg", "minres", "gmres"])
+@pytest.mark.parametrize(("size", "scale"), [(1e-20, 1e20), (1e20, 1e-20), (1.0, 1e20), (1.0, 1e-20)])
+def test_preconditioned_solutions_have_the_scale_of_the_system(method, size, scale):
+    A = POSITIVE + torch.diag(torch.arange(0.0, N, dtype=torch.float64))
+    solution = solve(size * A, B, method=method, preconditioner=scale / A.diagonal())
+    exact = by_numpy(A, B)
+    assert (solution.value * size - exact).norm() < 1e-3 * exact.norm()
+
+
 def test_converged_float32_solution_has_the_stated_residual():
     # The recurrence's residual keeps falling after the true residual has stagnated.
     A = symmetric(torch.logspace(0, -4, N, dtype=torch.float64)).float()

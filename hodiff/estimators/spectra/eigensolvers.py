@@ -58,6 +58,8 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
         )
     except ArpackNoConvergence as error:
         return unit * error.eigenvalues + shift, error.eigenvectors
+    if problem.k == 1:
+        return unit * values + shift, vectors
     return complete(problem, which, unit * values + shift, vectors)
 
 
@@ -94,7 +96,11 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
             tol=problem.tol * problem.largest / unit,
             maxiter=problem.max_iterations or 1000,
         )
-    return to_device(problem.view, unit * values.astype(np.float64), vectors)
+    values = unit * values.astype(np.float64)
+    if problem.given:
+        # A given start may be the eigenvectors of other eigenvalues, which no iteration would leave.
+        values, vectors = complete(problem, problem.which, values, vectors)
+    return to_device(problem.view, values, vectors)
 
 
 def _by_dense(problem: EigenProblem) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from hodiff.estimators.view import View, require_constant
 
 RESOLVED = 0.1  # largest residual, relative to the eigenvalue, at which its size and sign are known
 COARSE = 1e-6  # from this tolerance on, small eigenvalues may be hidden
+MOST_NOISE = 0.1  # largest share of noise in a start
 INTERIOR = 1000  # up to this size, computing all eigenvalues takes fewer products than those nearest to zero
 
 
@@ -113,7 +114,11 @@ def eigsh(
         method: "arpack", "lanczos", "lobpcg" or "dense"; "auto" is "lanczos" with `restart` or `checkpoint`, and for
             parameters that are sharded over ranks, where it is the only method; "arpack" otherwise.
         start: Start: a vector (n,) or, for "lobpcg", a block (n, k), such as from an earlier call; for hodiff's
-            operators also a pytree like their vectors. Random by default.
+            operators also a pytree like their vectors. Random by default. As its products may never leave the span of
+            some eigenvectors, noise is added: relative to the start the larger of `tol` and the square root of the
+            operator's rounding (for "lobpcg" the fourth root), at most a tenth. "lanczos" then accepts eigenvalues from
+            max(2 k + 1, 20) products on, also if `max_iterations` is less. "lobpcg" then searches the orthogonal
+            complement for missed eigenvalues by Lanczos steps, each of which keeps a vector.
         tol: Allowed residual relative to the largest $\|A v\|$, by default 1e-9 in float64, 1e-4 in float32 and six
             times the rounding of 16-bit operators. Below float64, eigenvalues smaller than ten times their residuals
             are refined by default: a second round, of at most twice as many products, has a hundredth of the tolerance.
@@ -175,6 +180,10 @@ def eigsh(
     kept = default_kept(k) if restart is None else restart
     generator = generator_or_default("eigsh", generator)
     begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
+    if start is not None:
+        # LOBPCG loses digits on a long way from a nearly exact eigenvector.
+        share = max(tol, view.rounding ** (0.25 if method == "lobpcg" else 0.5))
+        begin = _with_noise(view, begin, min(MOST_NOISE, share), generator)
     # A Krylov space of ARPACK's size, or LOBPCG's blocks, would be the whole space.
     least = {"arpack": INTERIOR if which == "SM" else 0, "lobpcg": 5 * k}.get(method, 0)
     if view.shards is None and view.n <= max(2 * k + 1, 20, least):
@@ -183,7 +192,7 @@ def eigsh(
     with view.counting(None, progress):
         call = {"k": k, "which": which, "restart": kept, "tol": tol}
         stages = Stages(view, checkpoint, call, {"start": begin}, generator)
-        problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator, kept, stages)
+        problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator, kept, stages, start is not None)
         result = _solved(problem, method)
         if not result.converged and view.finds_coarser():
             problem.tol = max(problem.tol, 6 * view.rounding)
@@ -208,6 +217,7 @@ def _resolved(problem: EigenProblem, result: Eigenpairs) -> Eigenpairs:
     """Refine eigenvalues that are small beside the norm, with a finer tolerance."""
     view, vectors = problem.view, result.eigenvectors
     finer = replace(problem, tol=max(8 * view.rounding, problem.tol / 100), most=3 * view.products, label="finer ")
+    finer.given = False
     finer.start = vectors if result.method == "lobpcg" else vectors.sum(1, keepdim=True)
     if problem.tol < COARSE or finer.tol >= problem.tol or result.residual.max() <= _allowed(finer):
         return result
@@ -264,3 +274,9 @@ def start_block(view: View, start: Any, columns: int, generator: torch.Generator
     if not bool(torch.isfinite(norms).all()) or not bool(norms.all()):
         raise InputError(f"{view.caller}: start: expected finite columns that are not zero; omit start.")
     return torch.cat([block, draw(view, "gaussian", columns - block.shape[1], generator)], 1)
+
+
+def _with_noise(view: View, block: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Normalize a start and add noise, so that it has a share of every eigenvector."""
+    noise = draw(view, "sphere", block.shape[1], generator) * (share / view.total**0.5)
+    return (precise(block) / view.norms(block)).to(block.dtype) + noise

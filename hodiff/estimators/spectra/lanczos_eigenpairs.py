@@ -40,7 +40,10 @@ class SpentError(Exception):
 
 @dataclass(eq=False)
 class EigenProblem:
-    """Arguments of `eigsh`, with counters; `largest` is the largest ||A v|| / ||v|| so far, a lower bound of ||A||."""
+    """Arguments of `eigsh`, with counters; `largest` is the largest ||A v|| / ||v|| so far, a lower bound of ||A||.
+
+    A `given` start is the user's, whose products may stay for long within the span of some eigenvectors.
+    """
 
     view: View
     k: int
@@ -51,10 +54,16 @@ class EigenProblem:
     generator: torch.Generator
     kept: int
     stages: Stages
+    given: bool = False
     label: str = ""
     largest: float = 0.0
     iterations: int = 0
     most: float = math.inf
+
+    @property
+    def least(self) -> int:
+        """Number of products from which on eigenvalues from a given start are accepted: ARPACK's default."""
+        return min(self.view.total, max(2 * self.k + 1, 20)) if self.given else 0
 
     def matmat(self, block: Tensor) -> Tensor:
         """Multiply a block, which counts as one iteration; raise `SpentError` beyond the allowed number of products."""
@@ -81,8 +90,8 @@ class EigenProblem:
 def complete(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add eigenvalues that a single start has missed: further copies of multiple eigenvalues."""
-    for search in range(problem.k if problem.k > 1 else 0):
+    """Add eigenvalues that a start has missed, such as further copies of multiple eigenvalues."""
+    for search in range(problem.k):
         missed = _beyond(problem, which, values, vectors, f"{problem.label}complement {search}, {which}")
         if missed is None:
             break
@@ -99,7 +108,7 @@ def _beyond(
     """Search the complement of the known eigenpairs for one further out, by a separate chain."""
     view, rank = problem.view, RANK[which]
     limit = rank(values).min() + 4 * problem.tol * problem.largest
-    steps = problem.max_iterations or default_kept(problem.k)
+    steps = max(problem.max_iterations or default_kept(problem.k), problem.least)
 
     def search(saved: State | None, keep: Keep) -> State:
         found = torch.from_numpy(vectors).to(view.device, view.dtype)
@@ -129,18 +138,20 @@ def _beyond(
 def by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     """Run one chain, restarted in a new direction if it is exhausted before there are k eigenvalues."""
     view, k, select = problem.view, problem.k, SELECT[problem.which]
-    steps = problem.max_iterations or ROUNDS * problem.kept
+    steps = max(problem.max_iterations or ROUNDS * problem.kept, problem.least)
 
     def run(saved: State | None, keep: Keep) -> State:
         chain = Chain(view, problem.restore(saved) if saved else problem.start[:, 0], min(problem.kept, steps))
         while True:
             chain.extend(problem.matmat(chain.newest[:, None])[:, 0])
             last = chain.complete or chain.products >= steps
-            if last or (len(chain) >= k and (chain.exhausted or chain.full or len(chain) % 5 == 0 or len(chain) <= 20)):
+            ready = len(chain) >= k and (chain.products >= problem.least or chain.full)
+            if last or (ready and (chain.exhausted or chain.full or len(chain) % 5 == 0 or len(chain) <= 20)):
                 values, vectors = chain.ritz()
                 chosen = select(values, k)
                 limit = problem.tol * max(abs(values[0]), abs(values[-1]))
                 settled = bool(chain.residuals(vectors[:, chosen]).max() <= limit) and len(chosen) == k
+                settled = settled and chain.products >= problem.least
                 if settled or last:
                     outcome = {"values": values[chosen].tolist(), "complete": chain.complete or not settled}
                     return problem.state(State(outcome, {"vectors": chain.combined(vectors[:, chosen])}))
@@ -151,7 +162,7 @@ def by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 
     outcome = problem.restore(problem.stages.stage(f"{problem.label}chain", run))
     values, vectors = np.array(outcome.numbers["values"]), numbers_in(outcome.blocks["vectors"])
-    if outcome.numbers["complete"]:
+    if outcome.numbers["complete"] or k == 1:
         return to_device(view, values, vectors)
     return to_device(view, *complete(problem, problem.which, values, vectors))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.linalg import norm
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import gmres, lsmr, minres
 from torch import Tensor
@@ -29,13 +31,13 @@ ColumnSolve = Callable[[ScipyOperator, np.ndarray, float, int, DampedSystem], np
 
 def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: DampedSystem) -> np.ndarray:
     # SciPy's test compares the residual with ||A|| ||x||, which may be a thousand times ||b||.
-    target = reduction * np.linalg.norm(r)
+    target = reduction * norm(r)
     count = 0
 
     def look(x: np.ndarray) -> None:
         nonlocal count
         count += 1
-        if count % LOOK_EVERY == 0 and np.linalg.norm(r - A @ x) <= target:
+        if count % LOOK_EVERY == 0 and norm(r - A @ x) <= target:
             raise _Reached(x.copy())
 
     try:
@@ -63,11 +65,40 @@ def _by_columns(solve: ColumnSolve) -> Callable[[DampedSystem, Tensor, Tensor], 
             counted = _Counted(system)
             A = host_operator(system.view, counted.apply, torch.float64, counted.apply_transposed)
             right = numbers_in(column.to("cpu", torch.float64))
-            solutions.append(solve(A, right, target / size, system.left, system))
+            # SciPy's tests compare the operator with 1 and with the right-hand side.
+            operator, unit = _Scale(A), _power_of_two(float(norm(right)))
+            x = solve(operator.scaled, right / unit, target / size, system.left, system)
+            solutions.append(x / operator.unit * unit)
         step = torch.from_numpy(np.stack(solutions, 1)).to(residual.device, residual.dtype)
         return Increment(step, [None] * len(solutions))
 
     return increment
+
+
+class _Scale:
+    """Operator divided by a power of two near its size, which its first product measures."""
+
+    def __init__(self, operator: ScipyOperator):
+        self.unit = 1.0
+        self._measured = False
+        self.scaled = ScipyOperator(
+            operator.shape, self._through(operator.matvec), self._through(operator.rmatvec), dtype=operator.dtype
+        )
+
+    def _through(self, apply: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        def run(vector: np.ndarray) -> np.ndarray:
+            image = apply(vector)
+            # Before there is an image that is not zero, the unit does not matter.
+            if not self._measured and image.any():
+                self.unit, self._measured = _power_of_two(float(norm(image) / norm(vector))), True
+            return image / self.unit
+
+        return run
+
+
+def _power_of_two(size: float) -> float:
+    """Return the power of two above a size."""
+    return math.ldexp(1.0, math.frexp(size)[1])
 
 
 class _Counted:
@@ -103,7 +134,9 @@ def normal_residual(system: DampedSystem, residual: Tensor) -> Tensor:
 
 
 def _host_preconditioner(system: DampedSystem) -> ScipyOperator | None:
-    return None if system.precondition is None else host_operator(system.view, system.precondition, torch.float64)
+    if system.precondition is None:
+        return None
+    return _Scale(host_operator(system.view, system.precondition, torch.float64)).scaled
 
 
 SOLVERS: dict[str, Solver] = {"minres": _by_columns(_minres), "gmres": _by_columns(_gmres), "lsmr": _by_columns(_lsmr)}
