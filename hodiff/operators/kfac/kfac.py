@@ -122,6 +122,8 @@ class KFACOperator(LayeredOperator):
     curvature for modern neural network architectures", NeurIPS 2023, section 3.
     """
 
+    evaluates_once = True
+
     @leave_inference_mode
     def __init__(
         self,

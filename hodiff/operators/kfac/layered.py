@@ -52,6 +52,8 @@ class LayeredOperator(FactoredOperator):
     _loss: Loss
     _sources: dict[str, list[Source]]
     _blocks: tuple[Block, ...] | None
+    # Whether the blocks come from one evaluation of each batch, so that a model may be known as deterministic.
+    evaluates_once = False
 
     @abstractmethod
     def _compute(self) -> tuple[Block, ...]:
@@ -144,10 +146,10 @@ class LayeredOperator(FactoredOperator):
             first = self.check and batch.index == 0
             known = Checked(caller, (self.model,), modules)
             # Ranks must agree on the number of evaluations.
-            must = first and (self._joint.group is not None or not known.before)
+            must = first and not (self.evaluates_once and self._joint.group is None and known.before)
             with untouched(modules):
                 value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
-                if must and require_deterministic(caller, value, self.point.leaves, modules):
+                if must and require_deterministic(caller, value, self.point.leaves, modules) and self.evaluates_once:
                     known.remember()
                 draw = RandomState(self.point.leaves) if first and not must else None
                 recorded = Recorded(function, self.model, self._sources)
