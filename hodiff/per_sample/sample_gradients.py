@@ -55,6 +55,8 @@ class GradientsOfBatch:
 class PerSample(ModelLossOperator):
     """A model and a loss, with the gradients of each example; the arguments are those of the operators."""
 
+    evaluates_once = True
+
     @leave_inference_mode
     @read_unchanged
     def collect(self, visit: Callable[[GradientsOfBatch], None], *, keep_rows: bool = False) -> None:

@@ -460,6 +460,33 @@ def test_momentum_stores_the_steps_that_were_taken(make):
     torch.testing.assert_close(*moves, rtol=1e-2, atol=1e-4)
 
 
+class Positions(nn.Module):
+    """A layer for positions of examples, before their mean and another layer."""
+
+    def __init__(self, dim, between):
+        super().__init__()
+        torch.manual_seed(0)
+        self.dim, self.first, self.between, self.last = dim, nn.Linear(3, 4), between, nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x).tanh().mean(self.dim)))
+
+
+@pytest.mark.parametrize(("make", "options"), [(EKFAC, {}), (KFAC, {"sharing": "reduce"})])
+def test_exact_fisher_rejects_positions_in_place_of_examples(make, options):
+    x, y = torch.randn(5, 5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1, 1])
+    # The statistics of a batch couple examples, too, and count as constants.
+    for model in (Positions(1, nn.Identity()), Positions(1, nn.BatchNorm1d(4)), Positions(0, nn.Identity())):
+        optimizer = make(model.parameters(), fisher="exact", **options)
+        loss = F.cross_entropy(model(x), y)
+        if model.dim:
+            loss.backward()
+            optimizer.step()
+            continue
+        with pytest.raises(hodiff.InputError, match="keep positions in separate dimensions, or pass fisher='monte"):
+            loss.backward()
+
+
 def test_momentum_of_older_states_is_accepted():
     ours, theirs = Problem(), Problem()
     for problem in (ours, theirs):

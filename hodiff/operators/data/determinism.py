@@ -89,9 +89,10 @@ def _has_state(module: nn.Module) -> bool:
 
 
 class Checked:
-    """A model and functions that an operator evaluates, and whether their values were compared before.
+    """A model and functions that an operator evaluates once, and whether their values were compared before.
 
-    The comparison holds for later operators of the same class, until a module enters or leaves training mode.
+    Random numbers of an unknown generator, which the model may draw later, give one draw's result then. The comparison
+    holds for later operators of the same class, until a module enters or leaves training mode.
 
     Args:
         caller: The operator's class.

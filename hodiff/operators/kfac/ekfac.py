@@ -72,6 +72,8 @@ class EKFACOperator(KFACOperator):
     a Kronecker-factored eigenbasis", NeurIPS 2018, section 3.
     """
 
+    evaluates_once = False
+
     @leave_inference_mode
     def _compute(self) -> tuple[Block, ...]:
         with torch.no_grad(), refused(type(self).__name__):

@@ -18,6 +18,8 @@ Pairs = Mapping[Source, tuple[Tensor | None, Tensor | None]]
 class ExampleFactors(KFACOperator):
     """A Kronecker-factored operator that computes its factors in passes over the data."""
 
+    evaluates_once = False
+
     def _second_moments(self, pairs: Pairs) -> dict[Source, tuple[Tensor, Tensor]]:
         r"""Compute $\sum_n G_n A G_n^\top$ and $\sum_n G_n^\top B G_n$ for each block, in one pass over the data."""
         sums = {source: self._empty(source) for source in pairs}

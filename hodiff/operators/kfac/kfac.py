@@ -64,8 +64,9 @@ class KFACOperator(LayeredOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), a sum or mean over examples.
         x: The point: a dict of some or all of the model's parameters by name, each in a layer named above.
         *args: `inputs, targets`; or one batch of another form, which is passed to both functions.
-        fisher: Gradients that B averages. "exact": columns of the square root of the loss's Hessian in the outputs (or
-            of the Fisher information, if the outputs are probabilities or their logarithms), one pullback for each
+        fisher: Gradients that B averages. "exact": columns of the square root of the loss's Hessian in the outputs, or,
+            if the outputs are probabilities or their logarithms or the loss has `label_smoothing`, of the information
+            of `hodiff.FisherOperator`, whose targets are drawn from the model's own prediction; one pullback for each
             column; "monte-carlo": gradients for targets drawn from the model's prediction, `samples` pullbacks;
             "empirical": gradients for the given targets, one pullback.
         samples: Number of targets that "monte-carlo" draws for each output; 1 by default.
@@ -121,6 +122,8 @@ class KFACOperator(LayeredOperator):
     ICML 2016, section 3; R. Eschenhagen, A. Immer, R. Turner, F. Schneider & P. Hennig, "Kronecker-factored approximate
     curvature for modern neural network architectures", NeurIPS 2023, section 3.
     """
+
+    evaluates_once = True
 
     @leave_inference_mode
     def __init__(

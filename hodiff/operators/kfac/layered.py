@@ -20,13 +20,13 @@ from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import Checked, require_deterministic
 from hodiff.operators.data.watched_point import Point
-from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block
-from hodiff.operators.kfac.columns import Loss, example_factors
+from hodiff.operators.kfac.columns import Loss
+from hodiff.operators.kfac.coupled_rows import coupled_blocks
 from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
-from hodiff.operators.kfac.moments import gradients_of, inputs_of, is_multiple, tell_the_gradient
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
@@ -52,6 +52,8 @@ class LayeredOperator(FactoredOperator):
     _loss: Loss
     _sources: dict[str, list[Source]]
     _blocks: tuple[Block, ...] | None
+    # Whether the blocks come from one evaluation of each batch, so that a model may be known as deterministic.
+    evaluates_once = False
 
     @abstractmethod
     def _compute(self) -> tuple[Block, ...]:
@@ -144,10 +146,10 @@ class LayeredOperator(FactoredOperator):
             first = self.check and batch.index == 0
             known = Checked(caller, (self.model,), modules)
             # Ranks must agree on the number of evaluations.
-            must = first and (self._joint.group is not None or not known.before)
+            must = first and not (self.evaluates_once and self._joint.group is None and known.before)
             with untouched(modules):
                 value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
-                if must and require_deterministic(caller, value, self.point.leaves, modules):
+                if must and require_deterministic(caller, value, self.point.leaves, modules) and self.evaluates_once:
                     known.remember()
                 draw = RandomState(self.point.leaves) if first and not must else None
                 recorded = Recorded(function, self.model, self._sources)
@@ -210,7 +212,8 @@ class LayeredOperator(FactoredOperator):
         expected = [leaf.to(self.dtype) for leaf in gradients]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
         plain = self._gradients_of(recorded, found)
-        coupled = self._coupled(recorded, cotangent, plain, eps)
+        again = lambda other: self._gradients(recorded, other[None])  # noqa: E731
+        coupled = coupled_blocks(cotangent, plain, again, self._by_example, eps)
         for source, g in plain.items():
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
@@ -222,38 +225,7 @@ class LayeredOperator(FactoredOperator):
             if source in coupled:
                 raise InputError(
                     f"{type(self).__name__}: model: expected independent rows of the outputs, got a model in which "
-                    f"the result of {source.layer!r} for one row affects the outputs of other rows; return the tokens "
-                    "of a sequence in a separate dimension, (N, C, T) for cross_entropy, or use GaussNewtonOperator "
-                    "if examples depend on each other."
+                    f"the result of {source.layer!r} for one row affects the outputs of other rows; keep examples in "
+                    "the first dimension of layers, return the tokens of a sequence in a separate dimension, (N, C, T) "
+                    "for cross_entropy, or use GaussNewtonOperator if examples depend on each other."
                 )
-
-    def _coupled(
-        self, recorded: Recorded, cotangent: Tensor, plain: Mapping[Source, Tensor], eps: float
-    ) -> set[Source]:
-        """Return the blocks whose gradients for one row of the outputs depend on cotangents of other rows."""
-        factors = example_factors(recorded.outputs)
-        scaled = self._gradients(recorded, (factors * cotangent)[None])
-        pending = {source for source, g in plain.items() if not _scale_by(factors.flatten(), g, scaled[source], eps)}
-        # Of a layer whose rows have another order, squares of gradients do not depend on the sign of a row. Every two
-        # rows have different signs in some of these.
-        found: set[Source] = set()
-        for bit in range(max(1, (len(factors) - 1).bit_length()) if pending else 0):
-            index = torch.arange(len(factors), device=cotangent.device)
-            signs = (1 - 2 * ((index >> bit) & 1)).to(cotangent).view_as(factors)
-            signed = self._gradients(recorded, (signs * cotangent)[None])
-            for source in pending - found:
-                B, other = (
-                    moments.of_gradients(source, each, self.sharing) for each in (plain[source], signed[source])
-                )
-                if not bool((B - other).norm() <= eps**0.5 * B.norm()):
-                    found.add(source)
-        return found
-
-
-def _scale_by(factors: Tensor, plain: Tensor, scaled: Tensor, eps: float) -> bool:
-    """Whether gradients (1, rows, ...) scale with the factors of the outputs' rows, in the same order."""
-    rows = plain.shape[1]
-    if not len(factors) or rows % len(factors):
-        return False
-    each = factors.repeat_interleave(rows // len(factors)).to(plain).reshape(1, -1, *[1] * (plain.dim() - 2))
-    return is_multiple(scaled, each, plain, eps)

@@ -57,6 +57,8 @@ class CurvatureOperator(Portable, SumsOverBatches):
     made_of_constants = True
     # Names of the attributes that hold the user's functions.
     functions: tuple[str, ...] = ("f",)
+    # Whether a result comes from one evaluation of each batch, so that a module may be known as deterministic.
+    evaluates_once = False
 
     @leave_inference_mode
     def __init__(
@@ -257,8 +259,9 @@ class CurvatureOperator(Portable, SumsOverBatches):
         """Require that the function is deterministic, and return whether it was evaluated for that."""
         known = Checked(type(self).__name__, self._functions, self._held_modules)
         # Ranks must agree on the number of evaluations.
-        must = self._joint is not None or self.process_group is not None or not known.before
-        if must and self._require_deterministic(args):
+        alone = self._joint is None and self.process_group is None
+        must = not (self.evaluates_once and alone and known.before)
+        if must and self._require_deterministic(args) and self.evaluates_once:
             known.remember()
         self._must_check = False
         return must

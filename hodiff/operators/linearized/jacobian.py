@@ -32,8 +32,9 @@ class JacobianOperator(Portable, LinearOperator):
 
     $$ A v = \frac{\partial f}{\partial x}(x)\, v, \qquad A^\top u $$
 
-    The function is evaluated once, when the operator is made; products in both directions share the graph. Forward
-    products are reverse mode through the pullback, which is linear, so that no operator needs a forward rule.
+    The function is evaluated once, when the operator is made; products in both directions share the graph, so
+    that random numbers are those of one draw. Forward products are reverse mode through the pullback, which is linear,
+    so that no operator needs a forward rule.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of tensors, m numbers in all.

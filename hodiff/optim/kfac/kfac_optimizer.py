@@ -15,6 +15,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Layout, Piece
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
+from hodiff.operators.kfac.layers import Source
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
@@ -126,7 +127,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             uses = seen.uses(loss)
             # The check costs two gradients; a graph with unchanged uses does not need it again.
             if any(self._uses.get(id(p)) != uses.get(id(p)) for p in parameters):
-                seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
+                seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0), self._by_example)
                 self._uses |= uses
             columns = columns_of(found, loss, self._fisher, self._draws())
             estimates: list[tuple[Tensor, Any]] = []
@@ -143,6 +144,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
             whole |= block if block <= written else set()
         return [(p, h) for p, h in estimates if id(p) in whole]
+
+    def _by_example(self, source: Source) -> bool:
+        """Whether the block needs to know which places belong to the same example."""
+        return self.keeps_vectors or source.per_example or self._sharing == REDUCE
 
     def _draws(self) -> torch.Generator:
         return self._own_draws() if self._fisher == MONTE_CARLO else self._generator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from hodiff.errors import InputError
 from hodiff.graphs import coarsest_eps, nodes_of
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.columns import Columns
+from hodiff.operators.kfac.coupled_rows import coupled_blocks
 from hodiff.operators.kfac.kfac_options import DIAGONAL, EXACT
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
 from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
@@ -83,6 +84,8 @@ class SeenLayers:
     ):
         self._caller, self._found, self._parameters, self._leaves = caller, found, parameters, leaves
         self._eps = coarsest_eps(loss)
+        # The statistics of a batch count as constants, although they couple examples.
+        self._coupled = any("BatchNorm" in node.name() for node in nodes_of(loss))
         numbers = {id(p): i for i, p in enumerate(parameters) if p.requires_grad}
         self.calls: dict[nn.Module, list[Call]] = {}
         self.sources: list[tuple[Source, nn.Module]] = []
@@ -161,13 +164,13 @@ class SeenLayers:
             if id(leaf) in leaves
         }
 
-    def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
-        """Raise on parameters whose gradients do not come from their layers' calls alone."""
+    def require_all_uses(self, fisher: str, generator: torch.Generator, by_example: Callable[[Source], bool]) -> None:
+        """Raise on parameters whose gradients do not come from their layers' calls alone, or that mix examples."""
         outputs = self._found.outputs
         cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
         leaves = list(map(precise, self._true_gradients(cotangent)))
-        modules = dict(self.sources)
-        for source, g in self._pulled(cotangent[None]):
+        modules, plain = dict(self.sources), dict(self._pulled(cotangent[None]))
+        for source, g in plain.items():
             a = self._inputs(source, modules[source], fisher)
             expected = source.layout.gather(leaves, 1)
             if not tell_the_gradient(source, a, g, expected, self._eps):
@@ -176,6 +179,15 @@ class SeenLayers:
                     f"got those of {source.layer}, whose gradient does not match the layer's inputs and outputs; "
                     f"{REMEDY}."
                 )
+        some = {source: g for source, g in plain.items() if by_example(source)}
+        if fisher != EXACT or self._coupled or not some:
+            return
+        for source in coupled_blocks(cotangent, some, lambda u: dict(self._pulled(u[None])), by_example, self._eps):
+            raise InputError(
+                f"{self._caller}: fisher='exact': expected independent examples, along the first dimension of every "
+                f"layer's inputs, got {source.layer}, whose result for one row affects the outputs of other rows; keep "
+                "positions in separate dimensions, or pass fisher='monte-carlo'."
+            )
 
     def _true_gradients(self, cotangent: Tensor) -> list[Tensor]:
         """Compute the gradients of all parameters; of sharded ones, those of this rank's loss in the whole tensors."""

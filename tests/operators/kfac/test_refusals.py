@@ -137,6 +137,31 @@ def operator_of_function() -> Any:
     return KFACOperator(lambda w, x: x @ w, F.mse_loss, torch.ones(3), INPUTS, torch.ones(4))  # type: ignore[arg-type]
 
 
+EXAMPLE_KINDS = {
+    "EKFAC": (EKFACOperator, {}),
+    "KFOC": (hodiff.operators.KFOCOperator, {}),
+    "Shampoo": (hodiff.operators.ShampooOperator, {}),
+    "reduce": (KFACOperator, {"sharing": "reduce"}),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLE_KINDS)
+def test_rejects_as_many_positions_as_examples_in_the_first_dimension(name: str) -> None:
+    kind, options = EXAMPLE_KINDS[name]
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 5, 3, generator=generator).double(), torch.tensor([0, 1, 0, 1, 1])
+    first = Net(lambda net, x: net.last(net.first(x.transpose(0, 1)).tanh().mean(0))).double()
+    flipped = Net(lambda net, x: net.last(net.first(x.flip(0)).tanh().flip(0).mean(1))).double()
+    second = Net(lambda net, x: net.last(net.first(x).tanh().mean(1))).double()
+    A, B, C = (
+        kind(net, F.cross_entropy, dict(net.named_parameters()), x, y, **options) for net in (first, flipped, second)
+    )
+    with pytest.raises(InputError, match="'first' for one row affects the outputs of other rows; keep examples in"):
+        A.to_dense()
+    # The order of the examples does not matter.
+    torch.testing.assert_close(B.to_dense(), C.to_dense())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_rejects_unsupported_models(name: str) -> None:
     make, message = MODELS[name]
