@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -126,11 +127,20 @@ class SSBroyden(SolverOptimizer):
         """See `StochasticOptimizer`; the inverse Hessian is in float64."""
         return torch.float64
 
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """See `StochasticOptimizer`; the inverse Hessian is that of all parameters that are not frozen."""
+        size = sum(p.numel() for p in self.parameters())
+        return {"inverse_hessian": (size, size)}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, in float64.
 
         Args:
             state_dict: Dict that `state_dict` returned.
+
+        Raises:
+            InputError: If the state is of another number of parameters, such as with others frozen. Nothing has
+                changed then.
         """
         super().load_state_dict(state_dict)
         # torch has rounded it to the dtype of the parameter.

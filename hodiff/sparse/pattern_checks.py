@@ -93,10 +93,11 @@ def check_pattern(
         for vector, product in zip(vectors, products(vectors), strict=True):
             off = compare(coloring, multiply, values, vector, product, eps)
             require_whole("check_pattern", "pattern", coloring, off)
-    if off is not None and len(off.unjudged):
+    unchecked = 0 if off is None else len(off.unjudged) + len(off.reached)
+    if unchecked:
         warnings.warn(
             f"check_pattern: x: expected a point where the derivative is finite, got one where it is not in "
-            f"{len(off.unjudged):,} row(s), which cannot be checked; pass another point.",
+            f"{unchecked:,} row(s), which cannot be checked; pass another point.",
             HodiffWarning,
             stacklevel=3,
         )

@@ -151,3 +151,48 @@ def test_copies_compute_gradients_of_examples_again():
     dense = K.to_dense()
     for copied in (copy.deepcopy(K), pickle.loads(pickle.dumps(K))):
         close(copied.to_dense(), dense)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.norm.running_mean.normal_()
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).tanh())
+
+
+CHANGES = {
+    "inputs": lambda model, X: X.mul_(2),
+    "buffer in place": lambda model, X: model.norm.running_mean.add_(1),
+    "buffer replaced": lambda model, X: setattr(model.norm, "running_mean", model.norm.running_mean + 1),
+    "training mode": lambda model, X: model.train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_matrices_are_not_of_two_functions(change, evaluated):
+    """After a change, methods raise, or return the matrix of the function that was recorded."""
+    torch.manual_seed(0)
+    model, X = Normed().double().eval(), torch.randn(5, 3, dtype=D)
+    x = {name: p.detach().clone() for name, p in model.named_parameters()}
+    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (X,)))(x)
+    rows = torch.cat([each.flatten(2) for each in jacobian.values()], 2).flatten(0, 1)
+    expected, K = rows @ rows.T, hodiff.GramOperator(model, x, X)
+    if evaluated:
+        close(K.to_dense(), expected)
+    CHANGES[change](model, X)
+    for method, wanted in (
+        (K.to_dense, expected),
+        (lambda: K.diagonal(exact=True).value, expected.diagonal()),
+        (lambda: K @ torch.eye(10, dtype=D), expected),
+    ):
+        try:
+            found = method()
+        except hodiff.InputError as error:
+            assert "expected the same value" in str(error) or "changed in place" in str(error)  # noqa: PT017
+        else:
+            close(found, wanted)
+            assert change != "inputs"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from optim.table import Problem, same
 from torch import nn
+from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import hodiff
@@ -213,6 +214,8 @@ def test_other_in_place_changes_keep_the_curvature():
         lambda: w.grad.mul_(torch.tensor([1.0, 0.0, 1.0])),
         lambda: w.grad.add_(torch.randn(3, dtype=D)),
         lambda: w.grad.zero_(),
+        lambda: w.grad.mul_(0),
+        lambda: SGD([w]).zero_grad(set_to_none=False),
     ]
     for change in changes:
         optimizer = SophiaH([w], lr=0.0, **EXACT)
@@ -221,6 +224,27 @@ def test_other_in_place_changes_keep_the_curvature():
         change()
         optimizer.step()
         assert curvature(optimizer, w) == [6.0, 12.0, 18.0]
+
+
+ZEROING = {
+    "optimizer": lambda w, optimizer: optimizer.zero_grad(set_to_none=False),
+    "None": lambda w, _: setattr(w, "grad", None),
+    "zero_": lambda w, _: w.grad.zero_(),
+    "factor": lambda w, _: w.grad.mul_(0),
+    "data": lambda w, _: w.grad.data.zero_(),
+    "numpy": lambda w, _: w.grad.numpy().fill(0),
+}
+
+
+@pytest.mark.parametrize("zero", ZEROING.values(), ids=ZEROING)
+def test_curvature_of_gradients_zeroed_before_another_pass_is_discarded(zero):
+    w = torch.tensor([1.0, 2.0, 3.0], dtype=D, requires_grad=True)
+    optimizer = SophiaH([w], lr=0.0, **EXACT)
+    (w**3).sum().backward()
+    zero(w, optimizer)
+    (2 * w**2).sum().backward()
+    optimizer.step()
+    assert curvature(optimizer, w) == [4.0] * 3
 
 
 def scaled_run(make, scaler, clip):

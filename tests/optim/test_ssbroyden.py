@@ -98,3 +98,26 @@ def test_refuses_nan_and_groups_of_other_rates():
         optimizer.step(lambda: (w * float("nan")).sum())
     with pytest.raises(hodiff.InputError, match=r"SSBroyden: lr: expected 1\.0, as in the first group"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
+
+
+def test_states_of_another_size_are_refused_and_change_nothing():
+    def stepped(width):
+        torch.manual_seed(0)
+        net, x = nn.Linear(width, 3).double(), torch.randn(9, width, dtype=D)
+        optimizer = hodiff.optim.SSBroyden(net.parameters(), max_iter=2)
+        optimizer.step(lambda: net(x).square().mean())
+        return net, optimizer
+
+    _, large = stepped(5)
+    net, optimizer = stepped(2)
+    before = optimizer.state[net.weight]["inverse_hessian"].clone()
+    with pytest.raises(hodiff.InputError, match=r"SSBroyden: load_state_dict: .* shape \(18, 18\) .* needs \(9, 9\)"):
+        optimizer.load_state_dict(large.state_dict())
+    assert torch.equal(optimizer.state[net.weight]["inverse_hessian"], before)
+    # A state also has the size of the parameters that are not frozen.
+    net.bias.requires_grad_(False)
+    with pytest.raises(hodiff.InputError, match=r"needs \(6, 6\)"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    net.bias.requires_grad_()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.equal(optimizer.state[net.weight]["inverse_hessian"], before)

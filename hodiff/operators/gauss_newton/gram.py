@@ -20,6 +20,7 @@ from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate
+from hodiff.operators.data.determinism import another_function, mark_of
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linearized.jacobian import JacobianOperator
@@ -129,7 +130,7 @@ class GramOperator(LinearOperator):
         """
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
-        self.multiply(torch.empty(self.shape[0], 0, dtype=self.dtype, device=self.device))  # raises at a changed point
+        self._require_unchanged()
         if self._examples is None:
             return super().to_dense(chunk_size=chunk_size, progress=progress)
         outputs = self._examples.outputs
@@ -151,13 +152,26 @@ class GramOperator(LinearOperator):
         return found.permute(1, 0, 3, 2).reshape(self.shape)
 
     def _exact_diagonal(self, chunk_size: int | str | None, progress: bool) -> DiagonalEstimate:
-        self.multiply(torch.empty(self.shape[0], 0, dtype=self.dtype, device=self.device))
+        self._require_unchanged()
         if self._examples is None:
             return super()._exact_diagonal(chunk_size, progress)
         with self._evaluations(), refused("GramOperator"):
             found = [self._examples.squared_norms(each) for each in tqdm(self._units(), disable=not progress)]
         value = torch.stack(found, 1).reshape(-1)
         return DiagonalEstimate(value, torch.zeros_like(value), len(found), "exact")
+
+    def _require_unchanged(self) -> None:
+        """Raise if the gradients of examples, which evaluate the model again, would be of another function."""
+        # A product of zeros reads all tensors of the graph, and raises if one was changed in place.
+        self.jacobian.multiply_transposed(torch.zeros(self.shape[0], 1, dtype=self.dtype, device=self.device))
+        known = self.__dict__.get("_examples")
+        if known is None:
+            return
+        with self._evaluations(), refused("GramOperator"):
+            function = self._bound(self.inputs)
+            now, _ = function(function.leaves)
+        if not mark_of([now]).agrees(mark_of([known.outputs])):
+            raise another_function("GramOperator", 0)
 
     def _rows(self, some: range) -> list[Tensor]:
         """Compute gradients of some outputs of all examples, (outputs * N, numbers) for each parameter."""
@@ -181,17 +195,13 @@ class GramOperator(LinearOperator):
     @cached_property
     def _examples(self) -> ExampleGradients | None:
         """Gradients of the examples; None if the outputs have no examples, or examples depend on each other."""
-        x, labels = self.jacobian.x, self.jacobian.domain.labels
-
-        def bound(inputs: Any) -> BoundFunction:
-            return bind("GramOperator", self._function, (x, inputs), name="x", correct=self.jacobian.correct)
-
+        labels = self.jacobian.domain.labels
         if any(self.jacobian.domain.joined) or any(self.codomain.joined):
             return None
         try:
             with self._evaluations():
                 found = ExampleGradients(
-                    bound, self.inputs, module_of(self.model, labels), labels, self.dtype, mixing=False
+                    self._bound, self.inputs, module_of(self.model, labels), labels, self.dtype, mixing=False
                 )
                 found.gradients(torch.ones_like(found.outputs))
         except InputError:
@@ -199,6 +209,9 @@ class GramOperator(LinearOperator):
         # Of random functions, such as dropout, the Jacobian is that of one draw, and other evaluations draw again.
         same = torch.allclose(found.outputs, self.jacobian.outputs[0], rtol=torch.finfo(self.dtype).eps ** 0.5)
         return found if len(found.outputs) and same else None
+
+    def _bound(self, inputs: Any) -> BoundFunction:
+        return bind("GramOperator", self._function, (self.jacobian.x, inputs), name="x", correct=self.jacobian.correct)
 
     @contextmanager
     def _evaluations(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from hodiff.derivatives.capture.refusals import called_by_library, line_now
 from hodiff.errors import HodiffError, InputError
 from hodiff.sparse.detection.call import RULES, Call, Rule
-from hodiff.sparse.detection.memory_supports import Memory
+from hodiff.sparse.detection.memory_supports import Memory, has_derivatives
 from hodiff.sparse.detection.rules import rule_of
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
@@ -93,6 +93,9 @@ class Tracking(EagerDispatchMode):
 
     def _supports(self, rule: Rule | None, call: Call) -> Sequence[Supports | None]:
         """Apply the rule; results are dense if there is no rule, or it does not support the call."""
+        # A rule may run the operator, which must not write to an overwritten tensor of integers again.
+        if not any(map(has_derivatives, call.outputs)):
+            return [None] * len(call.outputs)
         if rule is not None:
             try:
                 return rule(call)

@@ -62,6 +62,8 @@ class Off(NamedTuple):
         coarse: Rows whose entries lost digits in the recovery from products.
         unjudged: Rows whose products are not finite.
         unseen: Rows whose products are not finite, although the matrix is.
+        reached: Rows whose products are finite, although the matrix is not: recovery from sums of entries carries
+            infinite numbers into them.
     """
 
     missing: Tensor
@@ -69,10 +71,11 @@ class Off(NamedTuple):
     coarse: Tensor
     unjudged: Tensor
     unseen: Tensor
+    reached: Tensor
 
     def __bool__(self) -> bool:
         """Whether another pattern may be needed."""
-        return any(len(each) for each in (self.missing, self.coarse, self.unjudged))
+        return any(len(each) for each in (self.missing, self.coarse, self.unjudged, self.reached))
 
 
 def disagreements(
@@ -119,12 +122,15 @@ def disagreements(
         sizes = _product_of_sizes(coloring, side, _sizes(coloring, values.device)(values), vector, rows, product.dtype)
         is_off = off[rows] > (tolerance * (product[rows].abs() + sizes)).minimum(loose * scale)
         rows, scale = rows[is_off], scale[is_off]
-    unjudged = rows[:0]
+    unjudged = reached = rows[:0]
     if not math.isfinite(float(off.sum())):  # one pass; the sum is finite if all products are, unless it overflows
-        unjudged = (~product.isfinite()).nonzero()[:, 0]
+        is_finite = product.isfinite()
+        unjudged = (~is_finite).nonzero()[:, 0]
+        infinite = places(coloring, values.device)[0 if side == "columns" else 1][~values.isfinite()].unique()
+        reached = infinite[is_finite[infinite]]
     unseen = unjudged[own[unjudged].isfinite()]
     if not len(rows):
-        return Off(rows, True, rows, unjudged, unseen)
+        return Off(rows, True, rows, unjudged, unseen, reached)
     vectors = _vectors(len(vector), vector.dtype, vector.device) * vector.abs()
     sums = vectors + vectors.roll(1, 0)
     products, again = further(torch.cat([vectors, sums]))
@@ -144,7 +150,7 @@ def disagreements(
         is_coarse &= ~(off[rows] <= loose * scale)
     small = off[rows] <= math.sqrt(eps) * max(_largest(values), _largest(product))
     all_small = bool(small[is_missing].all())
-    return Off(rows[is_missing], all_small, rows[is_coarse], unjudged, unseen)
+    return Off(rows[is_missing], all_small, rows[is_coarse], unjudged, unseen, reached)
 
 
 def _bent(off: Tensor, off_of_sums: Sequence[Tensor]) -> Tensor:

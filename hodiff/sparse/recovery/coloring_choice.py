@@ -14,7 +14,7 @@ from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.detection.own_derivatives import is_followed
 from hodiff.sparse.detection.patterns import require_fixed_sizes
 from hodiff.sparse.recovery.compressed_products import Multiply
-from hodiff.sparse.recovery.recover import recover, require_whole
+from hodiff.sparse.recovery.recover import recover, require_whole, warn_of_infinite
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.tensors import has_numbers
 
@@ -72,6 +72,7 @@ class Colorings:
             require_shape(self._caller, self._given, shape)
             values, off = recover(self._given, multiply, leaves, eps if is_plain else None)
             require_whole(self._caller, "pattern", self._given, off)
+            warn_of_infinite(self._caller, self._given, off)
             return self._given, values
         if not is_plain:  # a cached pattern may be of other constants, and nothing would show it
             kind = "jacobian" if "jacobian" in self._caller else "hessian"
@@ -87,6 +88,7 @@ class Colorings:
             coloring = self._found[key] = self._color(detect())
             values, off = recover(coloring, multiply, leaves, eps)
         require_whole(self._caller, "f", coloring, off)
+        warn_of_infinite(self._caller, coloring, off)
         return coloring, values
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial, reduce
 import torch
 from torch import Tensor
 
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.recovery.agreement import Off, disagreements, places, probe
 from hodiff.sparse.recovery.compressed_products import Multiply
@@ -144,6 +144,28 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
     if caller.startswith("sparse."):  # minimisers and solvers have no such option
         remedy += "; check=False skips the comparison"
     raise InputError(f"{caller}: {argument}: expected {what}, according to products with random vectors. {remedy}.")
+
+
+def warn_of_infinite(caller: str, coloring: Coloring, off: Off | None) -> None:
+    """Warn of rows that could not be compared, because the matrix is not finite there."""
+    if off is None:
+        return
+    # `require_whole` warns of the rest.
+    unjudged = off.unjudged[~torch.isin(off.unjudged, off.unseen)]
+    if len(unjudged):
+        warnings.warn(
+            f"{caller}: x: products are not finite in {_named(coloring, unjudged)}, which cannot be compared: finite "
+            "entries there may be NaN, as 0 times infinity is, and missing ones are not noticed; pass another point.",
+            HodiffWarning,
+            stacklevel=levels_to_the_caller(),
+        )
+    if len(off.reached):
+        warnings.warn(
+            f"{caller}: x: expected a point where the derivative is finite, got one where it is not, which makes "
+            f"finite entries NaN in {_named(coloring, off.reached)}; pass another point.",
+            HodiffWarning,
+            stacklevel=levels_to_the_caller(),
+        )
 
 
 def _named(coloring: Coloring, numbers: Tensor) -> str:

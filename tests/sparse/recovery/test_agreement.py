@@ -185,8 +185,35 @@ def test_non_finite_entries_warn():
     is_near[2] = True
     expected = torch.diag(6 * x)
     expected[2:4, 2:4] = torch.nan
-    torch.testing.assert_close(H(x).to_dense(), expected, equal_nan=True)
+    with pytest.warns(
+        hodiff.HodiffWarning, match=r"sparse.hessian: x: products are not finite in 2 row\(s\), such as 2, 3"
+    ):
+        torch.testing.assert_close(H(x).to_dense(), expected, equal_nan=True)
     with pytest.warns(hodiff.HodiffWarning, match=r"check_pattern: x: .* 2 row\(s\), which cannot be checked"):
         check_pattern(f, x, np.eye(6, dtype=bool))
     with pytest.warns(hodiff.HodiffWarning, match=r"products are not finite in 2 column\(s\), such as 2, 3"):
         jacobian(lambda x: torch.where(is_near ^ is_near, (x[1:] - x[:-1]).square().sqrt(), 1.0), method="rows")(x)
+
+
+@pytest.mark.parametrize("method", ["star", "acyclic"])
+def test_finite_entries_that_infinite_ones_make_nan_are_named(method):
+    def f(x):
+        return (x[1:] * x[:-1] ** 2).sum() + ((x[3:5] - 1) ** 1.5).sum()
+
+    x = torch.ones(6, dtype=D)
+    expected = 2 * (torch.diag(torch.ones(5, dtype=D), 1) + torch.diag(torch.ones(5, dtype=D), -1) + torch.eye(6))
+    expected[5, 5], expected[3, 3], expected[4, 4] = 0, torch.inf, torch.inf
+    pattern = hessian_pattern(f, x).toarray()
+    pattern[3, 4] = pattern[4, 3] = False
+    for given in (None, pattern):
+        with pytest.warns(hodiff.HodiffWarning) as warned:
+            found = hessian(f, pattern=given, method=method)(x).to_dense()
+        named = {
+            int(i) for each in warned for i in str(each.message).partition("such as ")[2].split(";")[0].split(",")[:2]
+        }
+        wrong = ~found.isclose(expected)
+        assert set(wrong.any(1).nonzero()[:, 0].tolist()) <= named
+        # Only numbers that are not finite are wrong, so that nothing is silent.
+        assert not found[wrong & torch.tensor(pattern)].isfinite().any()
+    if method == "acyclic":
+        assert {2, 5} < named
