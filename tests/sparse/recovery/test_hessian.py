@@ -385,7 +385,7 @@ def test_nan_stays_in_its_tree_and_long_trees_round_little():
     x[n + 5] = 0
     coloring = color(hessian_pattern(f, x), "acyclic")
     found = hessian(f, coloring=coloring, format="values", check=False)(x)
-    with pytest.warns(hodiff.HodiffWarning, match="sparse.hessian: x: products are not finite in"):
+    with pytest.warns(hodiff.HodiffWarning, match=r"sparse.hessian: x: .* in \d row"):
         expected = hessian(f, format="values")(x)
     own = (coloring.pattern.rows < n).nonzero()[0]
     torch.testing.assert_close(found[own], expected[own], rtol=1e-11, atol=1e-9)
