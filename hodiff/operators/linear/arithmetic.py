@@ -97,8 +97,8 @@ class Arithmetic:
         """  # noqa: DOC202 - subclasses return the operator
         raise InputError(
             f"{type(self).__name__}.at: A: expected an operator with a point, or sums, multiples, products and "
-            f"inverses of such operators, got {self}; move the operator that it was computed from, and compute it "
-            "again."
+            f"iterative inverses of such operators, got {self}; move the operator that it was computed from, and "
+            "compute it again."
         )
 
     def block(self, names: str | Sequence[str]) -> Any:
