@@ -67,7 +67,8 @@ class BlockDiagonalOperator(FactoredOperator):
         A.domain.require_whole("BlockDiagonalOperator", "products A @ v")
         if not A.symmetric:
             raise InputError(
-                f"BlockDiagonalOperator: A: expected a symmetric operator, got {A!r}; pass 0.5 * (A + A.T)."
+                f"BlockDiagonalOperator: A: expected a symmetric operator, got {A!r}; pass 0.5 * (A + A.T), or for "
+                "a matrix MatrixOperator(matrix, symmetric=True)."
             )
         super().__init__(A.domain)
         self.operator, self.by, self.memory_budget = A, by, memory_budget

@@ -248,7 +248,10 @@ def low_rank_approximation(
     require_operator(A, caller, "A")
     A.domain.require_whole(caller, "products A @ v")
     if not A.symmetric:
-        raise InputError(f"{caller}: A: expected a symmetric operator, got {A!r}; pass 0.5 * (A + A.T).")
+        raise InputError(
+            f"{caller}: A: expected a symmetric operator, got {A!r}; pass 0.5 * (A + A.T), or for a matrix "
+            "MatrixOperator(matrix, symmetric=True)."
+        )
     values, vectors, _ = nystrom_eigenpairs(caller, A, rank, generator, chunk_size, progress)
     entries = torch.zeros(A.domain.size, dtype=A.dtype, device=A.device)
     if diagonal is not None:

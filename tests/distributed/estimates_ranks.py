@@ -89,6 +89,13 @@ def compare(A: Any, B: Any) -> None:
         assert found.method == truth.method
     found, truth = (spectral_density(each, method="exact") for each in (A, B))
     near(found.ritz_values, truth.ritz_values)
+    ends = [eigsh(each, 1, which="LA", method="lanczos") for each in (A, B)]
+    found, truth = (
+        eigsh(each, 1, which="SA", method="lanczos", start=end.eigenvectors[:, 0])
+        for each, end in zip((A, B), ends, strict=True)
+    )
+    near(found.eigenvalues, truth.eigenvalues)
+    assert found.products == truth.products
     near(sharpness(A, start=eigsh(A, 1, which="LA").eigenvectors[:, 0], tol=1e-9).value, sharpness(B, tol=1e-9).value)
 
 

@@ -145,7 +145,7 @@ def test_warm_start_takes_fewer_products(method):
 
 
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
-@pytest.mark.parametrize("others", [[149], [1], [9, 19, 29], list(range(90, 115))])
+@pytest.mark.parametrize("others", [[149], [1], [9, 19, 29], list(range(2, 150, 5))])
 def test_start_within_the_span_of_other_eigenvectors_is_left(method, others):
     A = torch.diag(torch.arange(1.0, 151.0, dtype=torch.float64))
     start = torch.zeros(150, dtype=torch.float64)

@@ -158,9 +158,30 @@ def test_symmetry_is_propagated() -> None:
     assert [A.symmetric for A in (S + S, 2 * S, S - 3 * S, S.damped(1.0), DiagonalOperator(torch.ones(2)))] == [
         True
     ] * 5
-    assert [A.symmetric for A in (S + M, 2 * M, S @ S, M.T)] == [False] * 4
+    assert [A.symmetric for A in (S + M, 2 * M, S @ M, M.T)] == [False] * 4
     assert S.T is S
     assert M.T.T is M
+
+
+def test_expressions_that_equal_their_transposes_are_symmetric() -> None:
+    x, eye = torch.linspace(0.5, 1.0, 4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
+    J = JacobianOperator(lambda x: x.sin() * x.roll(1), x)
+    H = HessianOperator(lambda x: (x**3 * x.roll(1)).sum(), x)
+    M, c, P = MatrixOperator(matrix(4, 4, 1)), torch.tensor(0.3, dtype=torch.float64), J @ MatrixOperator(x.diag())
+    sums = [0.5 * (J + J.T), c * J + c * J.T, M.T / 3 - 2 * H + M / 3, (M + J) + (M + J).T, P + P.T, M @ J.T + J @ M.T]
+    products = [J.T @ J, J @ J.T, J.T @ H @ J, (2 * M).T @ H @ (2 * M), P.T @ P, H @ H, (J.T @ J).damped(0.1)]
+    for A in [*sums, *products, *(each.at(x + 0.1) for each in sums + products)]:
+        assert A.symmetric
+        assert A.T is A
+        close(A @ eye, (A @ eye).T, 1e-12)
+    tree = HessianOperator(lambda p: (p["a"] ** 3 * p["b"]).sum(), {"a": x[:2], "b": x[2:]}) @ MatrixOperator(x.diag())
+    A = tree + tree.T
+    assert A.symmetric
+    assert list(A @ {"a": x[:2], "b": x[2:]}) == ["a", "b"]
+    close(A @ eye, tree @ eye + (tree @ eye).T, 1e-12)
+    for A in (M + M, M - M.T, M + 2 * M.T, J + M.T, J.T @ M, J @ J, J.T @ M @ J, sums[0] + J, J.T @ J @ H):
+        assert not A.symmetric
+        close(A.T @ eye, (A @ eye).T, 1e-12)
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])

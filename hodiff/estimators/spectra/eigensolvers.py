@@ -58,8 +58,6 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
         )
     except ArpackNoConvergence as error:
         return unit * error.eigenvalues + shift, error.eigenvectors
-    if problem.k == 1:
-        return unit * values + shift, vectors
     return complete(problem, which, unit * values + shift, vectors)
 
 

@@ -101,9 +101,9 @@ def eigsh(
     host. "lanczos" keeps `restart` vectors on the operator's device, with full re-orthogonalization and thick restarts,
     and suits a few large eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies
     with all n unit vectors.
-    From one start "arpack" and "lanczos" find a single copy of a multiple eigenvalue. If k > 1 they search the
-    orthogonal complement for missed eigenvalues, which takes about as many products again. Final residuals from new
-    products determine `converged` and `resolved`.
+    From one start "arpack" and "lanczos" find a single copy of a multiple eigenvalue. If k > 1, or with `start`,
+    they search the orthogonal complement for missed eigenvalues, which takes about as many products again. Final
+    residuals from new products determine `converged` and `resolved`.
 
     Args:
         A: A symmetric operator (n, n), as for `trace`.
@@ -117,8 +117,8 @@ def eigsh(
             operators also a pytree like their vectors. Random by default. As its products may never leave the span of
             some eigenvectors, noise is added: relative to the start the larger of `tol` and the square root of the
             operator's rounding (for "lobpcg" the fourth root), at most a tenth. "lanczos" then accepts eigenvalues from
-            max(2 k + 1, 20) products on, also if `max_iterations` is less. "lobpcg" then searches the orthogonal
-            complement for missed eigenvalues by Lanczos steps, each of which keeps a vector.
+            max(2 k + 1, 20) products on, also if `max_iterations` is less, and all methods search the orthogonal
+            complement for missed eigenvalues: "lobpcg", too, by Lanczos steps, each of which keeps a vector.
         tol: Allowed residual relative to the largest $\|A v\|$, by default 1e-9 in float64, 1e-4 in float32 and six
             times the rounding of 16-bit operators. Below float64, eigenvalues smaller than ten times their residuals
             are refined by default: a second round, of at most twice as many products, has a hundredth of the tolerance.

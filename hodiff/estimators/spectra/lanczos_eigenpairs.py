@@ -90,8 +90,8 @@ class EigenProblem:
 def complete(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add eigenvalues that a start has missed, such as further copies of multiple eigenvalues."""
-    for search in range(problem.k):
+    """Add eigenvalues that one start has missed: further copies of multiple ones, and others if the start is given."""
+    for search in range(problem.k if problem.k > 1 or problem.given else 0):
         missed = _beyond(problem, which, values, vectors, f"{problem.label}complement {search}, {which}")
         if missed is None:
             break
@@ -162,7 +162,7 @@ def by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 
     outcome = problem.restore(problem.stages.stage(f"{problem.label}chain", run))
     values, vectors = np.array(outcome.numbers["values"]), numbers_in(outcome.blocks["vectors"])
-    if outcome.numbers["complete"] or k == 1:
+    if outcome.numbers["complete"]:
         return to_device(view, values, vectors)
     return to_device(view, *complete(problem, problem.which, values, vectors))
 

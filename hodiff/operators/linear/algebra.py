@@ -1,4 +1,4 @@
-"""Operators composed of operators: sums, multiples, products, transposes, blocks; and the identity."""
+"""Operators composed of operators: sums, multiples, products, transposes; and the identity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hodiff.operators.linear.constant_points import point_leaves
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.linear_product import multiply
-from hodiff.operators.linear.restriction import leaves_named, subspace
 from hodiff.operators.linear.spaces import Space
 
 
@@ -29,10 +28,16 @@ class SumOperator(LinearOperator):
 
     composed = True
 
-    def __init__(self, terms: Sequence[LinearOperator]):
-        first = terms[0]
-        super().__init__(first.domain, first.codomain, symmetric=all(term.symmetric for term in terms))
+    def __init__(self, terms: Sequence[LinearOperator], *, symmetric: bool = False):
+        first, symmetric = terms[0], symmetric or _is_symmetric_sum(terms)
+        # A transpose may have pytrees where the operator has flat vectors.
+        super().__init__(first.domain, first.domain if symmetric else first.codomain, symmetric=symmetric)
         self.terms = tuple(terms)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 - as in the base class
+        """The sum of the transposes."""
+        return self if self.symmetric else SumOperator([term.T for term in self.terms])
 
     def multiply(self, block: Tensor) -> Tensor:
         """Add up the products of the terms."""
@@ -55,11 +60,11 @@ class SumOperator(LinearOperator):
 
     def at(self, x: PyTree) -> SumOperator:
         """See `LinearOperator.at`."""
-        return SumOperator(_moved(self, self.terms, x))
+        return SumOperator(_moved(self, self.terms, x), symmetric=self.symmetric)
 
     def converted(self, conversion: Conversion) -> SumOperator:
         """See `LinearOperator.to`."""
-        return SumOperator([term.converted(conversion) for term in self.terms])
+        return SumOperator([term.converted(conversion) for term in self.terms], symmetric=self.symmetric)
 
 
 class ScaledOperator(LinearOperator):
@@ -71,6 +76,11 @@ class ScaledOperator(LinearOperator):
         super().__init__(operator.domain, operator.codomain, symmetric=operator.symmetric)
         self.operator = operator
         self.factor = factor
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 - as in the base class
+        """The multiple of the transpose."""
+        return self if self.symmetric else ScaledOperator(self.operator.T, self.factor)
 
     def multiply(self, block: Tensor) -> Tensor:
         """Return the multiple of the product."""
@@ -100,9 +110,14 @@ class ProductOperator(LinearOperator):
 
     composed = True
 
-    def __init__(self, factors: Sequence[LinearOperator]):
-        super().__init__(factors[-1].domain, factors[0].codomain)
+    def __init__(self, factors: Sequence[LinearOperator], *, symmetric: bool = False):
+        super().__init__(factors[-1].domain, factors[0].codomain, symmetric=symmetric or _is_symmetric_product(factors))
         self.factors = tuple(factors)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 - as in the base class
+        """The product of the transposes."""
+        return self if self.symmetric else ProductOperator([factor.T for factor in reversed(self.factors)])
 
     def multiply(self, block: Tensor) -> Tensor:
         """Apply the factors from last to first."""
@@ -118,11 +133,11 @@ class ProductOperator(LinearOperator):
 
     def at(self, x: PyTree) -> ProductOperator:
         """See `LinearOperator.at`."""
-        return ProductOperator(_moved(self, self.factors, x))
+        return ProductOperator(_moved(self, self.factors, x), symmetric=self.symmetric)
 
     def converted(self, conversion: Conversion) -> ProductOperator:
         """See `LinearOperator.to`."""
-        return ProductOperator([factor.converted(conversion) for factor in self.factors])
+        return ProductOperator([factor.converted(conversion) for factor in self.factors], symmetric=self.symmetric)
 
 
 class TransposedOperator(LinearOperator):
@@ -182,32 +197,37 @@ class IdentityOperator(LinearOperator):
         return IdentityOperator(conversion.space(self.domain))
 
 
-class RestrictedOperator(LinearOperator):
-    r"""A principal block $P A P^\top$: some leaves of the pytree, with the other leaves held at zero."""
+def _is_symmetric_sum(terms: Sequence[LinearOperator]) -> bool:
+    """Whether each term is symmetric, or has its transpose among the others, as in A + A.T."""
+    left = [term for term in terms if not term.symmetric]
+    if left and not _fit(terms[0].domain, terms[0].codomain):
+        return False
+    while left:
+        term = left.pop()
+        partner = next((k for k, other in enumerate(left) if _are_transposes(term, other)), None)
+        if partner is None:
+            return False
+        del left[partner]
+    return True
 
-    composed = True
 
-    def __init__(self, operator: LinearOperator, indices: Sequence[int], domain: Space):
-        super().__init__(domain, symmetric=operator.symmetric)
-        self.operator = operator
-        self._slices = operator.domain.select(indices)
+def _is_symmetric_product(factors: Sequence[LinearOperator]) -> bool:
+    """Whether the factors, from either end, are each other's transposes, as in J.T @ H @ J."""
+    ends = factors[-1].domain.same(factors[0].codomain)
+    return ends and all(map(_are_transposes, factors, reversed(factors)))
 
-    def multiply(self, block: Tensor) -> Tensor:
-        """Pad with zeros, multiply, and keep the wanted rows."""
-        return self._keep(multiply(self.operator, self._pad(block)))
 
-    def multiply_transposed(self, block: Tensor) -> Tensor:
-        """Pad with zeros, multiply by the transpose, and keep the wanted rows."""
-        return self._keep(multiply(self.operator.T, self._pad(block)))
-
-    def _pad(self, block: Tensor) -> Tensor:
-        padded = block.new_zeros(self.operator.domain.size, block.shape[1])
-        for place, piece in zip(self._slices, block.split(self.domain.sizes), strict=True):
-            padded[place] = piece
-        return padded
-
-    def _keep(self, product: Tensor) -> Tensor:
-        return torch.cat([product[place] for place in self._slices])
+def _are_transposes(one: LinearOperator, other: LinearOperator) -> bool:
+    """Whether two operators are each other's transposes by their construction."""
+    if one is other:
+        return one.symmetric
+    if isinstance(one, ScaledOperator) and isinstance(other, ScaledOperator):
+        equal = one.factor is other.factor or (isinstance(one.factor, float) and one.factor == other.factor)
+        return equal and _are_transposes(one.operator, other.operator)
+    if isinstance(one, ProductOperator) and isinstance(other, ProductOperator):
+        pairs = zip(one.factors, reversed(other.factors), strict=False)
+        return len(one.factors) == len(other.factors) and all(_are_transposes(*pair) for pair in pairs)
+    return any(isinstance(a, TransposedOperator) and a.operator is b for a, b in ((one, other), (other, one)))
 
 
 def _moved(operator: LinearOperator, parts: Sequence[LinearOperator], x: PyTree) -> list[LinearOperator]:
@@ -269,17 +289,6 @@ def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:
     return ProductOperator([
         factor for each in (left, right) for factor in (each.factors if isinstance(each, ProductOperator) else (each,))
     ])
-
-
-def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOperator:
-    """Return the principal block of some leaves; see `LinearOperator.block`."""
-    if not operator.domain.same(operator.codomain):
-        raise InputError(
-            f"block: expected an operator that maps a space to itself, got {operator}; use the block of A.T @ A."
-        )
-    operator.domain.require_whole("block", "an operator whose x has only these parameters")
-    indices, labels = leaves_named(operator.domain, names)
-    return RestrictedOperator(operator, indices, subspace(operator.domain, indices, labels))
 
 
 def _fit(one: Space, other: Space) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Arithmetic:
-    """Signs and methods that compose linear operators; the resulting classes are in `algebra` and `inverse`."""
+    """Signs and methods that compose linear operators; the resulting classes are in other files."""
 
     domain: Space
     symmetric: bool
@@ -97,8 +97,8 @@ class Arithmetic:
         """  # noqa: DOC202 - subclasses return the operator
         raise InputError(
             f"{type(self).__name__}.at: A: expected an operator with a point, or sums, multiples, products and "
-            f"inverses of such operators, got {self}; move the operator that it was computed from, and compute it "
-            "again."
+            f"iterative inverses of such operators, got {self}; move the operator that it was computed from, and "
+            "compute it again."
         )
 
     def block(self, names: str | Sequence[str]) -> Any:
@@ -114,7 +114,9 @@ class Arithmetic:
         Raises:
             InputError: If a name selects nothing.
         """
-        return _algebra().block(self, names)
+        from hodiff.operators.linear import restriction
+
+        return restriction.block(self, names)  # type: ignore[arg-type] # as for the inverse
 
 
 def _algebra() -> Any:

@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
+from hodiff.operators.linear.linear_operator import LinearOperator
+from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.spaces import Space
 
 A = TypeVar("A")
@@ -75,3 +77,42 @@ def _of_some(
     for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
         filled[index] = as_real(leaf)
     return f(domain.tree_of(filled), *args)
+
+
+class RestrictedOperator(LinearOperator):
+    r"""A principal block $P A P^\top$: some leaves of the pytree, with the other leaves held at zero."""
+
+    composed = True
+
+    def __init__(self, operator: LinearOperator, indices: Sequence[int], domain: Space):
+        super().__init__(domain, symmetric=operator.symmetric)
+        self.operator = operator
+        self._slices = operator.domain.select(indices)
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """Pad with zeros, multiply, and keep the wanted rows."""
+        return self._keep(multiply(self.operator, self._pad(block)))
+
+    def multiply_transposed(self, block: Tensor) -> Tensor:
+        """Pad with zeros, multiply by the transpose, and keep the wanted rows."""
+        return self._keep(multiply(self.operator.T, self._pad(block)))
+
+    def _pad(self, block: Tensor) -> Tensor:
+        padded = block.new_zeros(self.operator.domain.size, block.shape[1])
+        for place, piece in zip(self._slices, block.split(self.domain.sizes), strict=True):
+            padded[place] = piece
+        return padded
+
+    def _keep(self, product: Tensor) -> Tensor:
+        return torch.cat([product[place] for place in self._slices])
+
+
+def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOperator:
+    """Return the principal block of some leaves; see `LinearOperator.block`."""
+    if not operator.domain.same(operator.codomain):
+        raise InputError(
+            f"block: expected an operator that maps a space to itself, got {operator}; use the block of A.T @ A."
+        )
+    operator.domain.require_whole("block", "an operator whose x has only these parameters")
+    indices, labels = leaves_named(operator.domain, names)
+    return RestrictedOperator(operator, indices, subspace(operator.domain, indices, labels))
