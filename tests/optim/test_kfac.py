@@ -487,6 +487,30 @@ def test_exact_fisher_rejects_positions_in_place_of_examples(make, options):
             loss.backward()
 
 
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+@pytest.mark.parametrize(
+    "rows", [lambda layer, x: torch.stack([layer(row) for row in x]), lambda layer, x: layer(x[:0])]
+)
+def test_rejects_layers_without_examples(make, rows):
+    layers, x = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]), torch.randn(4, 3)
+    optimizer = make(layers.parameters())
+    optimizer.zero_grad()
+    with pytest.raises(hodiff.InputError, match=r"one or more examples .*together, or give it to another optimizer"):
+        F.cross_entropy(layers[0](x) + rows(layers[1], x).sum(0), torch.zeros(4, dtype=torch.int64)).backward()
+
+
+def test_chunks_of_no_examples_do_not_count():
+    x, labels, weights = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), []
+    for sizes in ([4], [1, 0, 3]):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        optimizer = KFAC(layer.parameters(), fisher="exact")
+        F.cross_entropy(torch.cat([layer(part) for part in x.split(sizes)]), labels).backward()
+        optimizer.step()
+        weights.append(layer.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
 def test_momentum_of_older_states_is_accepted():
     ours, theirs = Problem(), Problem()
     for problem in (ours, theirs):
