@@ -1,5 +1,7 @@
 """Tests of K-FAC and EK-FAC against natural gradients in closed form, steps by hand, and hodiff's operators."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -485,6 +487,69 @@ def test_exact_fisher_rejects_positions_in_place_of_examples(make, options):
             continue
         with pytest.raises(hodiff.InputError, match="keep positions in separate dimensions, or pass fisher='monte"):
             loss.backward()
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+@pytest.mark.parametrize(
+    "rows", [lambda layer, x: torch.stack([layer(row) for row in x]), lambda layer, x: layer(x[:0])]
+)
+def test_rejects_layers_without_examples(make, rows):
+    layers, x = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]), torch.randn(4, 3)
+    optimizer = make(layers.parameters())
+    optimizer.zero_grad()
+    with pytest.raises(hodiff.InputError, match=r"one or more examples .*together, or give it to another optimizer"):
+        F.cross_entropy(layers[0](x) + rows(layers[1], x).sum(0), torch.zeros(4, dtype=torch.int64)).backward()
+
+
+def test_chunks_of_no_examples_do_not_count():
+    x, labels, weights = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), []
+    for sizes in ([4], [1, 0, 3]):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        optimizer = KFAC(layer.parameters(), fisher="exact")
+        F.cross_entropy(torch.cat([layer(part) for part in x.split(sizes)]), labels).backward()
+        optimizer.step()
+        weights.append(layer.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
+DAMAGES = {
+    "A": (lambda state: state["A"][:0], r"got 'A' of shape \(0, 4, 4\) for a parameter \(2, 3\), which needs \(1, 4"),
+    "B": (lambda state: state["B"].flatten(), r"got 'B' of shape \(4,\)"),
+    "A_inverse": (lambda state: state["A_inverse"][None], r"got 'A_inverse' of shape \(1, 1, 4, 4\)"),
+    "B_inverse": (lambda state: state["B_inverse"][:, :1], r"got 'B_inverse' of shape \(1, 1, 2\)"),
+    "left": (lambda state: state["left"].flatten(), r"got 'left' of shape \(4,\)"),
+    "right": (lambda state: state["right"][:0], r"got 'right' of shape \(0, 4, 4\)"),
+    "values": (lambda state: state["values"].mT, r"got 'values' of shape \(1, 4, 2\)"),
+    "layout": (lambda state: (), r"same shapes, got the block \(\) for"),
+    "layout of others": (
+        lambda state: (-1, ((0, (1, 3, 3), False),)),
+        r"got the block \(-1, \(\(0, \(1, 3, 3\), False",
+    ),
+    "everything": (None, r"expected a block for each parameter with curvature, got none for a parameter \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+def test_rejects_damaged_states(make):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizer = make(model.parameters(), fisher="exact")
+    for _ in range(2):
+        F.cross_entropy(model(torch.randn(5, 3)), torch.tensor([0, 1, 1, 0, 1])).backward()
+        optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(before)
+    for name, (damage, message) in DAMAGES.items():
+        entry, damaged = name.partition(" ")[0], copy.deepcopy(before)
+        if damage is None:
+            damaged["state"][0] = {}
+        elif entry not in before["state"][0]:
+            continue
+        else:
+            damaged["state"][0][entry] = damage(before["state"][0])
+        with pytest.raises(hodiff.InputError, match="load_state_dict: .*" + message):
+            optimizer.load_state_dict(damaged)
+        assert str(optimizer.state_dict()) == str(before)
 
 
 def test_momentum_of_older_states_is_accepted():

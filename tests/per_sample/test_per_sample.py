@@ -193,6 +193,28 @@ def test_parameters_outside_of_layers_by_vmap_if_it_supports_the_model(
     assert bool(evaluated) == one_by_one_too
 
 
+class _Forces(nn.Module):
+    """The gradients of an energy in its inputs, by torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: self.energy(row)[0]))(x)
+
+
+def test_layers_within_torch_func() -> None:
+    torch.manual_seed(0)
+    model = _Forces()
+    problem = model, F.mse_loss, dict(model.named_parameters()), torch.randn(5, 4).double(), torch.randn(5, 4).double()
+    rows = flat(one_by_one(*problem))
+    close(flat(per_sample.gradients(*problem)), rows)
+    close(per_sample.norms(*problem), rows.norm(dim=1))
+    G = hodiff.GaussNewtonOperator(*problem)
+    close(G.diagonal(exact=True).value, G.to_dense().diagonal())
+
+
 class _Autocast(nn.Module):
     """A layer, and a parameter outside of layers, in bfloat16 within float32."""
 

@@ -26,7 +26,7 @@ from hodiff.operators.kfac.coupled_rows import coupled_blocks
 from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
-from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, require_rows, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.kfac.sharded_blocks import JointFactors
 from hodiff.operators.linear.constant_points import require_constant
@@ -156,6 +156,9 @@ class LayeredOperator(FactoredOperator):
                 # A model that was deterministic before may draw random numbers now.
                 if draw is not None and draw.advanced:
                     require_deterministic(caller, value, self.point.leaves, modules)
+            for name, (source, *_) in self._sources.items():
+                chunks = name in recorded.on_chunks
+                require_rows(caller, source, self._layer(source), recorded.calls[name], chunks=chunks)
             if first:
                 self._require_all_uses(recorded)
             factors = self._loss.factors(recorded.outputs, targets, told=self.batches.told)

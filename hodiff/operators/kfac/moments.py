@@ -210,6 +210,19 @@ def _of_rows(source: Source, a: Tensor, g: Tensor) -> Tensor:
     return one_hot_counts(a[a >= 0], shared[a >= 0], source.layout.shape[2]).mT[None]
 
 
+def require_rows(
+    caller: str, source: Source, module: nn.Module, calls: Sequence[Call], *, chunks: bool, remedy: str = REMEDY
+) -> None:
+    """Raise if a layer is called on an input without a dimension for examples, or on none of the examples."""
+    for call in calls:
+        if call.x.dim() < source.kind.rank(module) or not (call.shape[0] or chunks):
+            raise InputError(
+                f"{caller}: model: expected layers to take inputs with one or more examples along their first "
+                f"dimension, got {describe(call.x)} for {source.layer!r}; call it on all examples together, or "
+                f"{remedy}."
+            )
+
+
 def inputs_of(
     caller: str,
     source: Source,
@@ -225,11 +238,12 @@ def inputs_of(
     """Return inputs a, or None if they are 1; raise if their number of examples differs from `examples`."""
     lengths = {call.shape[0] for call in calls}
     if chunks:
+        calls = [call for call in calls if call.shape[0]]
         lengths = {sum(call.shape[0] for call in calls)}
     if (
         len(lengths) > 1
         or (examples is not None and lengths != {examples})
-        or calls[0].x.dim() < source.kind.rank(module)
+        or any(call.x.dim() < source.kind.rank(module) for call in calls)
     ):
         expected = "examples" if examples is None else f"the {examples} examples"
         raise InputError(
@@ -254,7 +268,8 @@ def gradients_of(
     chunks: bool = False,
 ) -> Tensor:
     """Return gradients g from gradients (c, *shape) of the calls' outputs."""
-    tensors = [source.gradients(module, call.x, g).to(dtype) for call, g in zip(calls, found, strict=True)]
+    pairs = [(call, g) for call, g in zip(calls, found, strict=True) if call.shape[0] or not chunks]
+    tensors = [source.gradients(module, call.x, g).to(dtype) for call, g in pairs]
     return _joined(tensors, dim=1 if chunks else 2)
 
 

@@ -26,6 +26,7 @@ from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.torch_internals.autograd.graph_nodes import results_of
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
@@ -260,12 +261,13 @@ class Recorded:
             if is_comparing():
                 return
             x = args[0] if args else next(iter(kwargs.values()))
-            if not isinstance(output, Tensor) or not output.requires_grad:
+            # The tensors within a transform of torch.func are not those of the graph.
+            if not isinstance(output, Tensor) or not output.requires_grad or is_wrapped(output):
                 if not self._every:
                     return
                 raise InputError(
                     f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without "
-                    "recording; call it outside of torch.no_grad() and of a checkpoint."
+                    "recording; call it outside of torch.no_grad(), of a checkpoint, and of transforms of torch.func."
                 )
             self.calls[name].append(Call(x, output.shape, get_gradient_edge(output)))
 

@@ -129,8 +129,14 @@ def _instance_normalized(module: Any, x: Tensor) -> Tensor:
     return F.instance_norm(x, module.running_mean, module.running_var, use_input_stats=own, momentum=0, eps=module.eps)
 
 
-def _norm(normalized: Callable[[Any, Tensor], Tensor], summed: Gradients) -> Kind:
-    return Kind(_scales(normalized, summed), summed, None, lambda module: (1, module.weight.numel(), 1))
+def _norm(
+    normalized: Callable[[Any, Tensor], Tensor], summed: Gradients, rank: Callable[[Any], int] = lambda module: 2
+) -> Kind:
+    return Kind(_scales(normalized, summed), summed, None, lambda module: (1, module.weight.numel(), 1), rank=rank)
+
+
+def _rank_of_features(module: Any) -> int:
+    return 1 + len(module.normalized_shape)
 
 
 def _conv_sizes(module: Any) -> tuple[int, int, int]:
@@ -164,7 +170,6 @@ EMBEDDING = Kind(
     refused=_renormalized,
 )
 BATCH_NORM = _norm(_batch_normalized, _summed_channels)
-INSTANCE_NORM = _norm(_instance_normalized, _summed_channels)
 
 KINDS: dict[type[nn.Module], Kind] = {
     nn.Linear: LINEAR,
@@ -172,15 +177,15 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.Conv2d: CONVOLUTION,
     nn.Conv3d: CONVOLUTION,
     nn.Embedding: EMBEDDING,
-    nn.LayerNorm: _norm(_layer_normalized, _summed_features),
-    nn.RMSNorm: _norm(_rms_normalized, _summed_features),
+    nn.LayerNorm: _norm(_layer_normalized, _summed_features, _rank_of_features),
+    nn.RMSNorm: _norm(_rms_normalized, _summed_features, _rank_of_features),
     nn.GroupNorm: _norm(_group_normalized, _summed_channels),
     nn.BatchNorm1d: BATCH_NORM,
     nn.BatchNorm2d: BATCH_NORM,
     nn.BatchNorm3d: BATCH_NORM,
-    nn.InstanceNorm1d: INSTANCE_NORM,
-    nn.InstanceNorm2d: INSTANCE_NORM,
-    nn.InstanceNorm3d: INSTANCE_NORM,
+    nn.InstanceNorm1d: _norm(_instance_normalized, _summed_channels, lambda module: 3),
+    nn.InstanceNorm2d: _norm(_instance_normalized, _summed_channels, lambda module: 4),
+    nn.InstanceNorm3d: _norm(_instance_normalized, _summed_channels, lambda module: 5),
 }
 # Layers of other libraries, which need not be installed, by module and name.
 _OF_LIBRARIES = {

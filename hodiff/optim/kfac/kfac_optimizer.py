@@ -13,7 +13,7 @@ from hodiff.common.options import require_choice
 from hodiff.distributed.layouts import local_part
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.blocks import Layout, Piece
+from hodiff.operators.kfac.blocks import Layout
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.operators.kfac.layers import Source
 from hodiff.optim.curvature_optimizer import CurvatureOptimizer
@@ -21,6 +21,7 @@ from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
+from hodiff.optim.kfac.stored_blocks import layout_in, read, require_blocks, written
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
@@ -89,6 +90,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # `load_state_dict` calls this method, too; during a copy there are no groups yet.
+        if "param_groups" in vars(self):
+            require_blocks(self.caller, state)
         self._uses, self._owned, self._evaluates = {}, None, False
         super().__setstate__(state)
 
@@ -169,7 +173,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             state["B"].lerp_(B, weight)
         else:
             state["A"], state["B"] = A, B
-            state["layout"] = _written(source.layout)
+            state["layout"] = written(source.layout)
             # Results of former factors have other shapes.
             for name in self._zeros_for(state, source.layout):
                 state.pop(name, None)
@@ -190,7 +194,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             state, group, sums = block
             if "A" not in state:
                 # Another rank has the factors.
-                state["block"] = _written(sums.source.layout)
+                state["block"] = written(sums.source.layout)
                 weights.append(0.0)
                 continue
             state.pop("block", None)
@@ -276,10 +280,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
-                written = state.get("layout", state.get("block"))
-                if written is None:
+                numbers = layout_in(state)
+                if numbers is None:
                     continue
-                layout = _read(written)
+                layout = read(numbers)
                 own = [numbered[piece.index] for piece in layout.pieces]
                 if any(id(p) in gradients for p in own):
                     yield group, state, layout, own
@@ -328,13 +332,3 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.sub_(step.to(parameter.dtype))
-
-
-def _written(layout: Layout) -> tuple[Any, ...]:
-    """Convert a layout to tuples of numbers for checkpoints."""
-    return layout.dim, tuple((piece.index, piece.shape, piece.transposed) for piece in layout.pieces)
-
-
-def _read(written: tuple[Any, ...]) -> Layout:
-    dim, pieces = written
-    return Layout(tuple(Piece(*each) for each in pieces), dim)

@@ -20,7 +20,7 @@ from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.coupled_rows import coupled_blocks
 from hodiff.operators.kfac.kfac_options import DIAGONAL, EXACT
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
-from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, require_rows, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Call, layers_on_chunks
 from hodiff.operators.kfac.sources import KINDS, known_type
 from hodiff.optim.kfac.layer_calls import calls_in
@@ -100,6 +100,8 @@ class SeenLayers:
             if held:
                 self._add(module, calls, held)
         self._on_chunks = layers_on_chunks(self.calls, found.outputs, self._pull)
+        for source, module in self.sources:
+            require_rows(caller, source, module, self.calls[module], chunks=module in self._on_chunks, remedy=REMEDY)
 
     def require_all(self, leaves: Sequence[Tensor]) -> None:
         """Raise on parameters in the graph that belong to no layer."""

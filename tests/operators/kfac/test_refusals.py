@@ -100,6 +100,22 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: operator(Coupled(), sharing="reduce"),
         "with the 4 examples along their first",
     ),
+    "a layer of single rows": (
+        lambda: operator(Net(lambda net, x: net.last(torch.stack([net.first(row) for row in x])))),
+        "inputs with one or more examples along their first dimension, got (3,) float32 for 'first'",
+    ),
+    "a layer of no rows": (
+        lambda: operator(Net(lambda net, x: plain(net, x) + net.second(x[:0]).sum(), second=nn.Linear(3, 1))),
+        "got (0, 3) float32 for 'second'; call it on all examples together",
+    ),
+    "a norm of one example": (
+        lambda: operator(Net(lambda net, x: plain(net, net.norm(x)), norm=nn.LayerNorm((4, 3)))),
+        "got (4, 3) float32 for 'norm'; call it on all examples together",
+    ),
+    "a layer within torch.func": (
+        lambda: operator(Net(lambda net, x: torch.func.vmap(torch.func.grad(lambda row: plain(net, row)[0]))(x))),
+        "got 'first', called without recording; call it outside of torch.no_grad(), of a checkpoint, and of transforms",
+    ),
     "a concave loss": (
         lambda: operator(nn.Linear(3, 2), loss=lambda z, y: -z.square().mean()),
         "loss: expected a loss that is convex in the outputs",
