@@ -218,7 +218,7 @@ def test_draws_into_given_axes():
         ),
         (lambda: plot.eigenvalues(torch.ones(2, 2)), r"eigenvalues: values: expected a real tensor \(k,\)"),
         (
-            lambda: plot.eigenvalues(SQUARE @ SQUARE),
+            lambda: plot.eigenvalues(SQUARE @ (2 * SQUARE)),
             "eigenvalues: values: expected an operator that is known .* got ProductOp",
         ),
         (lambda: plot.eigenvalues(torch.ones(2), of=3), "eigenvalues: of: expected an operator or a title"),
