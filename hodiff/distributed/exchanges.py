@@ -22,7 +22,7 @@ _LONGEST = 500
 
 
 class _History:
-    """What this process exchanged: the number of exchanges, and whether it left a note since the last one."""
+    """Number of exchanges of this process, and whether it left a note after the last one."""
 
     exchanges = 0
     noted = False

@@ -47,7 +47,7 @@ class CurvatureOptimizer(ObservedLosses):
     def _step_supports_amp_scaling(self) -> bool:
         # If True, torch's GradScaler passes the factor by which it scaled loss and gradients. Lightning refuses to clip
         # gradients of such optimizers, which it assumes to be scaled until the step.
-        return sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # noqa: SLF001
+        return sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # noqa: SLF001 - public in Python
 
     @abstractmethod
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:

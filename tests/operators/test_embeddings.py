@@ -48,3 +48,20 @@ def test_embeddings_without_derivatives_are_refused(make, kind, option):
         head = {name: p for name, p in x.items() if name.startswith("read")}
         A = make(model, head)
         torch.testing.assert_close(A.to_dense(), A @ torch.eye(A.shape[0], dtype=torch.float64))
+
+
+def test_frozen_embeddings_below_larger_layers_are_accepted():
+    model = nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(16, 3)).double()
+    head = {name: p.detach() for name, p in model.named_parameters() if name.startswith("2.")}
+    A = hessian(model, head)
+    torch.testing.assert_close(A.to_dense(), A @ torch.eye(51, dtype=torch.float64))
+
+
+def test_embeddings_within_a_vector_are_refused():
+    model = nn.Embedding(9, 4, scale_grad_by_freq=True).double()
+
+    def loss(x):
+        return torch.func.functional_call(model, {"weight": x.view(9, 4)}, (ROWS,)).tanh().sum()
+
+    with pytest.raises(hodiff.InputError, match="expected embeddings without scale_grad_by_freq"):
+        hodiff.HessianOperator(loss, torch.ones(36, dtype=torch.float64)).to_dense()

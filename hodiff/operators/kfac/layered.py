@@ -15,7 +15,7 @@ from hodiff.common.chunks import spans
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
-from hodiff.derivatives.bound_function import bind
+from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import Checked, require_deterministic
@@ -147,8 +147,8 @@ class LayeredOperator(FactoredOperator):
             known = Checked(caller, (self.model,), modules)
             # Ranks must agree on the number of evaluations.
             must = first and not (self.evaluates_once and self._joint.group is None and known.before)
+            value = partial(self._outputs, function)
             with untouched(modules):
-                value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
                 if must and require_deterministic(caller, value, self.point.leaves, modules) and self.evaluates_once:
                     known.remember()
                 draw = RandomState(self.point.leaves) if first and not must else None
@@ -175,6 +175,9 @@ class LayeredOperator(FactoredOperator):
 
     def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
         return self._gradients_of(recorded, recorded.pull(cotangents))
+
+    def _gradients_for(self, recorded: Recorded, cotangent: Tensor) -> dict[Source, Tensor]:
+        return self._gradients(recorded, cotangent[None])
 
     def _gradients_of(self, recorded: Recorded, found: Mapping[str, Sequence[Tensor]]) -> dict[Source, Tensor]:
         return {
@@ -205,6 +208,9 @@ class LayeredOperator(FactoredOperator):
         """Whether the block needs to know which places belong to the same example."""
         return source.per_example or self.sharing == REDUCE
 
+    def _outputs(self, function: BoundFunction) -> Tensor:
+        return Recorded(function, self.model, ()).outputs
+
     def _require_all_uses(self, recorded: Recorded) -> None:
         """Raise if parameters have gradients from outside their layers' calls, or if examples mix."""
         generator = torch.Generator().manual_seed(0)
@@ -215,8 +221,7 @@ class LayeredOperator(FactoredOperator):
         expected = [leaf.to(self.dtype) for leaf in gradients]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
         plain = self._gradients_of(recorded, found)
-        again = lambda other: self._gradients(recorded, other[None])  # noqa: E731
-        coupled = coupled_blocks(cotangent, plain, again, self._by_example, eps)
+        coupled = coupled_blocks(cotangent, plain, partial(self._gradients_for, recorded), self._by_example, eps)
         for source, g in plain.items():
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
@@ -230,5 +235,6 @@ class LayeredOperator(FactoredOperator):
                     f"{type(self).__name__}: model: expected independent rows of the outputs, got a model in which "
                     f"the result of {source.layer!r} for one row affects the outputs of other rows; keep examples in "
                     "the first dimension of layers, return the tokens of a sequence in a separate dimension, (N, C, T) "
-                    "for cross_entropy, or use GaussNewtonOperator if examples depend on each other."
+                    "for cross_entropy, expand inputs that all examples share, such as positions, to the batch, or use "
+                    "GaussNewtonOperator if examples depend on each other."
                 )

@@ -116,7 +116,7 @@ class Arithmetic:
         """
         from hodiff.operators.linear import restriction
 
-        return restriction.block(self, names)  # type: ignore[arg-type] # as for the inverse
+        return restriction.block(self, names)  # type: ignore[arg-type] # each subclass of this base is a LinearOperator
 
 
 def _algebra() -> Any:

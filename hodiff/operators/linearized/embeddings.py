@@ -19,10 +19,11 @@ def require_differentiable_embeddings(
 ) -> None:
     """Raise if a function calls an embedding with such an option, whose weight x may hold."""
     for module in modules:
-        # Names of parameters are known to functions alone, but a smaller leaf cannot be the weight, nor contain it.
-        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or not any(
-            leaf.numel() >= module.weight.numel() for leaf in leaves
-        ):
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        # Only the function knows the names of parameters; the weight is a leaf of its shape, or part of a vector.
+        weight = module.weight
+        if not any(x.shape == weight.shape or (x.dim() == 1 and len(x) >= weight.numel()) for x in leaves):
             continue
         for option, effect in _OPTIONS.items():
             if getattr(module, option):
