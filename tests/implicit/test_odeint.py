@@ -409,10 +409,11 @@ def test_gradients_in_several_threads_add_up():
     w, y0 = torch.tensor(0.8, dtype=torch.float64, requires_grad=True), torch.tensor([0.5, -0.3], dtype=torch.float64)
     times = torch.tensor([0.0, 0.7], dtype=torch.float64)
 
-    def gradient(_=None):
+    # The variable w itself holds plain tensors while the equations are solved, so the caller keeps another.
+    def gradient(parameter):
         end = hodiff.odeint(lambda t, y: w * y.sin(), y0, times, rtol=1e-4, memory="adjoint")[-1]
-        return torch.autograd.grad(end.sum(), w)[0]
+        return torch.autograd.grad(end.sum(), parameter)[0]
 
-    expected = gradient()
-    for found in in_threads(gradient, [None], times=12):
+    expected = gradient(w)
+    for found in in_threads(gradient, [w], times=12):
         torch.testing.assert_close(found, expected)

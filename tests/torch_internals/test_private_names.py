@@ -58,7 +58,6 @@ def test_allowed_code_is_not_reported(source: str) -> None:
     assert list(private_names(source)) == []
 
 
-@pytest.mark.slow
 def test_private_names_of_torch_occur_in_torch_internals_only() -> None:
     found = [
         f"{path}:{line}: {name}"
@@ -68,7 +67,6 @@ def test_private_names_of_torch_occur_in_torch_internals_only() -> None:
     assert found == []
 
 
-@pytest.mark.slow
 def test_private_names_do_not_occur_as_strings() -> None:
     private = {part for name in NAMES for part in name.split(".") if part.startswith("_")}
     private |= {name for names in ATTRIBUTES.values() for name in names if name.startswith("_")}

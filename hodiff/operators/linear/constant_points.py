@@ -55,8 +55,7 @@ def point_leaves(operator: Any) -> list[Tensor]:
     """Return the leaves of the points of an operator and of the operators in it; empty if it consists of matrices."""
     inner = [*getattr(operator, "terms", ()), *getattr(operator, "factors", ())]
     inner += [getattr(operator, name) for name in ("operator", "jacobian") if hasattr(operator, name)]
-    point = getattr(operator, "point", None) or getattr(operator, "_point", None)
-    own = point.leaves if point is not None else getattr(operator, "leaves", ())
+    own = getattr(getattr(operator, "point", operator), "leaves", ())
     return [*own, *(leaf for each in inner for leaf in point_leaves(each))]
 
 

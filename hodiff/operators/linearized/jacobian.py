@@ -72,7 +72,7 @@ class JacobianOperator(Portable, LinearOperator):
         leaves, _ = flatten_primals(x, "JacobianOperator", "x")
         self.f, self.args, self.correct = f, args, correct
         self.domain = Space.of(x)
-        self._point = Point(tuple(map(as_point, leaves)))
+        self.point = Point(tuple(map(as_point, leaves)))
         self._restore()
         self.chunk_size = chunk_size
         super().__init__(self.domain, self._codomain)
@@ -83,7 +83,7 @@ class JacobianOperator(Portable, LinearOperator):
     @property
     def x(self) -> PyTree:
         """The point."""
-        return pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
+        return pytree.tree_unflatten(list(self.point.leaves), self.domain.spec)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -91,12 +91,12 @@ class JacobianOperator(Portable, LinearOperator):
         return tuple(self._model.outputs)
 
     def _require_portable(self) -> None:
-        self._point.require_unchanged("JacobianOperator")
+        self.point.require_unchanged("JacobianOperator")
 
     @leave_inference_mode
     def _restore(self) -> None:
         modules = modules_in(self.f)
-        require_differentiable_embeddings("JacobianOperator", "f", modules, self._point.leaves)
+        require_differentiable_embeddings("JacobianOperator", "f", modules, self.point.leaves)
         function = bind("JacobianOperator", self.f, (self.x, *self.args), name="x", correct=self.correct)
         with torch.no_grad(), untouched(modules), refused("JacobianOperator"):
             self._model = RecordedModel(function)
@@ -113,7 +113,7 @@ class JacobianOperator(Portable, LinearOperator):
     def converted(self, conversion: Conversion) -> JacobianOperator:
         """See `LinearOperator.to`."""
         self._require_portable()
-        x = pytree.tree_unflatten(list(map(conversion, self._point.leaves)), self.domain.spec)
+        x = pytree.tree_unflatten(list(map(conversion, self.point.leaves)), self.domain.spec)
         args = conversion.tree(self.args)
         return JacobianOperator(self.f, x, *args, chunk_size=self.chunk_size, correct=self.correct)
 
@@ -133,7 +133,7 @@ class JacobianOperator(Portable, LinearOperator):
 
     def _columns(self, block: Tensor, source: Space, target: Space, one: Any, many: Any) -> Tensor:
         k = block.shape[1]
-        self._point.require_unchanged("JacobianOperator")
+        self.point.require_unchanged("JacobianOperator")
         with torch.no_grad(), refused("JacobianOperator"):
             if k == 1:
                 return target.join([p[None] for p in one([v[0] for v in source.split(block)])], 1)
