@@ -42,7 +42,8 @@ class _Solve:
         """Solve on plain tensors."""
         count = len(self.problem.scales)
         times, y, params = leaves[0], leaves[1 : 1 + count], leaves[1 + count :]
-        return tuple(stack(integrate(self.problem, times, y, params, record=False).states))
+        run = integrate(self.problem, times, y, params, record=False, steps_are_differentiated=False)
+        return tuple(stack(run.states))
 
     def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Job, Tensors]:
         """Solve for the whole batch, which shares its steps."""

@@ -59,8 +59,8 @@ def odeint(
     - `memory="steps"` differentiates the accepted steps. Each step keeps its share of the interval between two times
       as a constant, so the result is the exact derivative of the computed solution on this mesh. Sizes of steps as
       functions of the state would add noise of the size of the tolerance, with large derivatives. The tolerance limits
-      the error of the solution alone: at a state of rest, where that error is 0, steps are long, and this derivative
-      may be far from that of the equation. Bound the steps there by more times in `t`, or use "adjoint".
+      the error of the solution, and at a state of rest, where that error is 0, that of a solution which begins nearby.
+      Where only a part of the state rests, bound the steps by more times in `t`, or use "adjoint".
     - `memory="checkpoints"` is the same derivative. It stores the states after each $\sqrt n$ of n steps, and runs the
       steps between them again.
     - `memory="adjoint"` stores only the returned states. A gradient with the cotangents $\bar y_k$ of these states

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.trees import tensors_in
 from hodiff.errors import ConvergenceError, InputError
 from hodiff.recompute.checkpoint import checkpointed
+from hodiff.torch_internals.autograd.differentiation import are_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 # The classes of scipy.integrate that hold the coefficients.
@@ -25,6 +27,8 @@ METHODS = {"dopri5": "RK45", "dop853": "DOP853", "bosh3": "RK23"}
 State = Sequence[Tensor]
 # Start and size of a step, relative to the interval between two times.
 Share = tuple[float, float]
+# Largest motion of a state at rest in one step, in tolerances.
+_REST = 100.0
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,15 @@ def stack(states: Sequence[State]) -> list[Tensor]:
     return [torch.stack(each) for each in zip(*states, strict=True)]
 
 
-def integrate(problem: Problem, times: Tensor, y: State, params: Any, *, record: bool) -> Integration:
-    """Solve an equation from the first time through all others; without `record`, on constants."""
-    run = Integration(problem, times, y, params, record)
+def integrate(
+    problem: Problem, times: Tensor, y: State, params: Any, *, record: bool, steps_are_differentiated: bool = True
+) -> Integration:
+    """Solve an equation from the first time through all others; without `record`, on constants.
+
+    If the steps are differentiated, then while the state is at rest they are as long as the error of the derivative
+    allows, because the state has no error there.
+    """
+    run = Integration(problem, times, y, params, record, steps_are_differentiated)
     with problem.held():
         run.solve()
     return run
@@ -114,17 +124,25 @@ class Integration:
         shares: The accepted steps between each pair of times.
     """
 
-    def __init__(self, problem: Problem, times: Tensor, y: State, params: Any, record: bool):
+    def __init__(self, problem: Problem, times: Tensor, y: State, params: Any, record: bool, differentiated: bool):
+        self._rates, self._record = problem.rates, record
+        # Closed-over tensors show in the first slope.
+        self._may_be_differentiated = differentiated
+        self._differentiated = differentiated and are_differentiated(tensors_in([times, y, params]))
         if not record:
             y = [each.detach() for each in y]
-            rates = problem.rates
-            problem = replace(problem, rates=lambda *args: [each.detach() for each in rates(*args)])
-        self.problem, self.times, self.params = problem, times, params
+        self.problem, self.times, self.params = replace(problem, rates=self._slope), times, params
         self.places = numbers_in(times).astype("float64").tolist()
         self.states: list[State] = [y]
         self.shares: list[list[Share]] = []
         self._tried = 0
         self._error_before = 1.0
+
+    def _slope(self, t: Any, y: State, params: Any) -> State:
+        found = self._rates(t, y, params)
+        if self._may_be_differentiated and not self._differentiated:
+            self._differentiated = are_differentiated(found)
+        return found if self._record else [each.detach() for each in found]
 
     def solve(self) -> None:
         """Integrate through all times; the sizes of steps are chosen by the numbers alone."""
@@ -137,10 +155,14 @@ class Integration:
                 f"odeint: y0 or f: expected finite numbers at the first time, {self.places[0]:g}, got infinite ones "
                 "or NaN."
             )
-        h = problem.step_size or self._first_step(y, slope)
+        h = problem.step_size or max(self._first_step(y, slope), 10 * self._least_step(0))
         for k in range(len(self.places) - 1):
             y, slope, h = self._interval(k, y, slope, h)
             self.states.append(y)
+
+    def _least_step(self, k: int) -> float:
+        """Distance below which times between two given ones are equal up to rounding."""
+        return 4 * torch.finfo(self.times.dtype).eps * max(map(abs, self.places[k : k + 2]))
 
     def _interval(self, k: int, y: State, slope: State, h: float) -> tuple[State, State, float]:
         """Step from one time to the next; return state, slope and the size of the next step."""
@@ -148,8 +170,7 @@ class Integration:
         size = abs(self.places[k + 1] - self.places[k])
         if problem.step_size is not None:
             h = size / math.ceil(size / problem.step_size * (1 - 1e-9))
-        # Times that differ by less are equal up to rounding.
-        least = 4 * torch.finfo(self.times.dtype).eps * max(map(abs, self.places[k : k + 2]))
+        least = self._least_step(k)
         place, most = 0.0, 10.0
         shares: list[Share] = []
         while place < size:
@@ -159,8 +180,10 @@ class Integration:
             if self._tried > problem.max_steps or step < min(least, remaining):
                 raise self._stopped(k, place, step)
             share = (place / size, step / size)
-            after, slopes = _step(problem, self.times[k], self.times[k + 1], share, y, slope, self.params)
-            error = 0.0 if problem.step_size is not None else self._error(h=step, y=y, after=after, slopes=slopes)
+            after, slopes = self._step(k, share, y, slope)
+            error = 0.0 if problem.step_size is not None else _error(problem, step, y, after, slopes)
+            if error <= 1 and problem.step_size is None and self._is_at_rest(y, after):
+                error = max(error, self._error_nearby(k, share, step, y, after, slopes))
             if error > 1:
                 h = step * (0.1 if math.isinf(error) else max(0.2, 0.9 * error ** (-1 / order)))
                 most = 1.0
@@ -179,17 +202,33 @@ class Integration:
         self.shares.append(shares)
         return y, slope, h
 
-    def _error(self, *, h: float, y: State, after: State, slopes: Sequence[State]) -> float:
-        """Estimate of the error of a step, as a multiple of the tolerance."""
-        zeros = [torch.zeros_like(each) for each in y]
-        sizes = [
-            self.problem.size(_combined(zeros, slopes, weights, h), y, after)
-            for weights in tableau(self.problem.method).errors
-        ]
-        if len(sizes) == 1 or sizes[0] == 0 or not all(map(math.isfinite, sizes)):
-            return sizes[0] if all(map(math.isfinite, sizes)) else math.inf
-        fifth, third = sizes
-        return fifth * fifth / math.hypot(fifth, 0.1 * third)
+    def _step(self, k: int, share: Share, y: State, slope: State) -> tuple[State, list[State]]:
+        return _step(self.problem, self.times[k], self.times[k + 1], share, y, slope, self.params)
+
+    def _is_at_rest(self, y: State, after: State) -> bool:
+        """Whether derivatives have an error that the error of the state does not show."""
+        moved = [b - a for a, b in zip(y, after, strict=True)]
+        return self._differentiated and self.problem.size(moved, y, after) <= _REST
+
+    def _error_nearby(self, k: int, share: Share, h: float, y: State, after: State, slopes: Sequence[State]) -> float:
+        """Estimate of the error in the distance to a solution that begins nearby, as a multiple of rtol."""
+        problem, start = self.problem, self.times[k] + share[0] * (self.times[k + 1] - self.times[k])
+        absolute = replace(problem, atol=1.0, rtol=0.0)
+        reach = absolute.size(y, y) or 1e7 * problem.atol
+        with torch.no_grad():
+            # Irregular, so that the slope depends on it, whatever the equation conserves.
+            first = [1e-3 * reach * torch.ones_like(x).cumsum(-1).sin() if x.ndim else x + 1e-3 * reach for x in y]
+            nearby = [x + d for x, d in zip(y, first, strict=True)]
+            end, found = self._step(k, share, nearby, problem.rates(start, nearby, self.params))
+            last, *apart = (
+                [a - b for a, b in zip(*pair, strict=True)]
+                for pair in zip([end, *found], [after, *slopes], strict=True)
+            )
+        distance = max(absolute.size(first, first), absolute.size(last, last))
+        if not math.isfinite(distance):
+            return math.inf
+        rtol = max(problem.rtol, 1e4 * torch.finfo(y[0].dtype).eps)
+        return _error(replace(problem, rtol=rtol, atol=rtol * distance), h, first, last, apart)
 
     def _first_step(self, y: State, slope: State) -> float:
         """Size of the first step, from the first and second derivative of the solution."""
@@ -242,6 +281,16 @@ def _step(
     after = _combined(y, slopes, table.weights, h)
     slopes.append(problem.rates(t + h, after, params))
     return after, slopes
+
+
+def _error(problem: Problem, h: float, y: State, after: State, slopes: Sequence[State]) -> float:
+    """Estimate of the error of a step, as a multiple of the tolerance."""
+    zeros = [torch.zeros_like(each) for each in y]
+    sizes = [problem.size(_combined(zeros, slopes, weights, h), y, after) for weights in tableau(problem.method).errors]
+    if len(sizes) == 1 or sizes[0] == 0 or not all(map(math.isfinite, sizes)):
+        return sizes[0] if all(map(math.isfinite, sizes)) else math.inf
+    fifth, third = sizes
+    return fifth * fifth / math.hypot(fifth, 0.1 * third)
 
 
 def _combined(y: State, slopes: Sequence[State], weights: Sequence[float], h: Any) -> list[Tensor]:

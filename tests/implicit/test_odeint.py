@@ -417,3 +417,21 @@ def test_gradients_in_several_threads_add_up():
     expected = gradient(w)
     for found in in_threads(gradient, [w], times=12):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("memory", ["steps", "checkpoints"])
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_at_a_state_of_rest_are_those_of_the_linear_system(method, memory):
+    """The error of the solution is 0 there, and steps of its length had derivatives that were wrong by factors."""
+    A = numbers([0.0, 1.0], [-4.0, -0.2])
+    t = numbers(0.0, 5.0)
+
+    def end(y0):
+        swing = lambda t, y: torch.stack([y[1], -0.2 * y[1] - 4 * y[0].sin()])
+        return odeint(swing, y0, t, method=method, memory=memory, rtol=1e-5)[-1]
+
+    rest = numbers(0.0, 0.0).requires_grad_()
+    found = torch.autograd.functional.jacobian(end, rest)
+    torch.testing.assert_close(found, torch.linalg.matrix_exp(5 * A), rtol=0, atol=1e-4)
+    # Without derivatives, one evaluation of the slope is as good as many.
+    torch.testing.assert_close(end(rest.detach()), rest.detach())
