@@ -105,11 +105,7 @@ def stack(states: Sequence[State]) -> list[Tensor]:
 def integrate(
     problem: Problem, times: Tensor, y: State, params: Any, *, record: bool, steps_are_differentiated: bool = True
 ) -> Integration:
-    """Solve an equation from the first time through all others; without `record`, on constants.
-
-    If the steps are differentiated, then while the state is at rest they are as long as the error of the derivative
-    allows, because the state has no error there.
-    """
+    """Solve an equation from the first time through all others; without `record`, on constants."""
     run = Integration(problem, times, y, params, record, steps_are_differentiated)
     with problem.held():
         run.solve()
@@ -206,7 +202,7 @@ class Integration:
         return _step(self.problem, self.times[k], self.times[k + 1], share, y, slope, self.params)
 
     def _is_at_rest(self, y: State, after: State) -> bool:
-        """Whether derivatives have an error that the error of the state does not show."""
+        """Whether the state has no error to choose steps by, but its derivatives have."""
         moved = [b - a for a, b in zip(y, after, strict=True)]
         return self._differentiated and self.problem.size(moved, y, after) <= _REST
 

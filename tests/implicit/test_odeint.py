@@ -426,8 +426,10 @@ def test_derivatives_at_a_state_of_rest_are_those_of_the_linear_system(method, m
     A = numbers([0.0, 1.0], [-4.0, -0.2])
     t = numbers(0.0, 5.0)
 
+    def swing(t, y):
+        return torch.stack([y[1], -0.2 * y[1] - 4 * y[0].sin()])
+
     def end(y0):
-        swing = lambda t, y: torch.stack([y[1], -0.2 * y[1] - 4 * y[0].sin()])
         return odeint(swing, y0, t, method=method, memory=memory, rtol=1e-5)[-1]
 
     rest = numbers(0.0, 0.0).requires_grad_()
