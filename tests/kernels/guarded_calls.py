@@ -23,8 +23,6 @@ from hodiff.kernels.fused_library import run
 
 COUNTS = (1, 7, 17, 33, 255, 2049, 16385)
 SHAPES = ((1, 1), (3, 7), (2, 16), (5, 17), (33, 33), (7, 257), (70, 255))
-_protect = ctypes.CDLL(None).mprotect
-_protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Edge:
@@ -32,6 +30,8 @@ class Edge:
 
     def __init__(self, last: bool):
         self._last, self._generator = last, torch.Generator().manual_seed(0)
+        self._protect = ctypes.CDLL(None).mprotect
+        self._protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to contiguous memory of exactly its size."""
@@ -42,7 +42,7 @@ class Edge:
         area = mmap.mmap(-1, inside + 2 * page)
         start = ctypes.addressof(ctypes.c_char.from_buffer(area))
         for place in (start, start + page + inside):
-            assert _protect(place, page, 0) == 0
+            assert self._protect(place, page, 0) == 0
         offset = page + inside - size if self._last else page
         found = torch.frombuffer(area, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
         return found.copy_(tensor)
