@@ -23,10 +23,12 @@ def assert_ranks_agree(script: Path, folder: Path, count: int) -> None:
 def run_ranks(script: Path, folder: Path, count: int, *arguments: str) -> list[tuple[int, str]]:
     """Run all ranks, and return the exit status and the output of each; further arguments follow those of the rank."""
     path = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
+    # If a rank is killed, its output has all that it wrote, and the stacks of its threads.
+    reporting = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), folder / "rendezvous", str(count), *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            env={**os.environ, **reporting, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
