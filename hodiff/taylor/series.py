@@ -210,7 +210,7 @@ def _fused_composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> l
     if first is None or frame.directions is None or not all(type(each) is torch.Tensor for each in given):
         return None
     shape = value.shape
-    if (taylor[1].shape, taylor[2].shape, first.shape[1:]) != (shape, shape, shape):
+    if {taylor[1].shape, taylor[2].shape, first.shape[1:], shape if second is None else second.shape} != {shape}:
         return None
     if value.dtype not in (torch.float32, torch.float64) or not fused.takes(*given, dtype=value.dtype):
         return None

@@ -183,7 +183,6 @@ CALLS = [
     (F.batch_norm, (CHANNELS, *RUNNING, SCALE, SHIFT, False, 1.0, 1.0), {}),
     (F.instance_norm, (CHANNELS, *RUNNING, SCALE, SHIFT, True, 1.0, 1.0), {}),
     (torch.Tensor.add_, (torch.tensor(3), 2), {"alpha": 1}),
-    (torch.Tensor.data_ptr, (X,), {}),
     (torch.batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
     (torch.instance_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
     (torch.native_group_norm, (CHANNELS, SCALE, SHIFT, 5, 3, 4, 1, 1.0), {}),
