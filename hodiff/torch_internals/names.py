@@ -20,6 +20,7 @@ NAMES = (
     "torch._C._autograd._top_saved_tensors_default_hooks",
     "torch._C._create_function_from_graph",
     "torch._C._current_graph_task_id",
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._dispatch_tls_is_dispatch_key_excluded",
     "torch._C._dispatch_tls_is_dispatch_key_included",
