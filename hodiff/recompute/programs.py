@@ -240,7 +240,8 @@ def _push_by_transposition(
     function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors
 ) -> tuple[Tensor, ...]:
     """Push tangents in a batch inside of a dual level, where torch makes no dual numbers: transpose the pullback."""
-    outputs, pullback = torch.func.vjp(function, *moving)
+    recorded: Any = torch.func.vjp(function, *moving)
+    outputs, pullback = recorded
     pushed: tuple[Tensor, ...] = torch.func.vjp(lambda *u: pullback(u), *map(torch.zeros_like, outputs))[1](tangents)
     return pushed
 
