@@ -18,6 +18,7 @@ from hodiff.authoring.signatures import Signature
 from hodiff.common.trees import dense
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.autograd.batching import any_legacy_batched, call_below_legacy_batch
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import active_function_modes, in_function_modes
@@ -183,17 +184,22 @@ class CustomFunction(Function):
         # A pullback that runs after its transform has ended receives wrappers that other transforms reject.
         seeds = [_alive(each) for each in cotangents[: len(call.like)]]
         saved, count = [_alive(each) for each in ctx.saved_tensors], len(needed)
-        if may_be_differentiated():
-            return (None, *call.pullback(saved[:count], None, needed, seeds))
-        leaves = [each.detach() for each in saved[:count]]
-        return (None, *call.pullback(leaves, saved[count:], needed, seeds))
+        leaves, kept = saved[:count], None
+        if not may_be_differentiated():
+            leaves, kept = [each.detach() for each in leaves], saved[count:]
+        if any_legacy_batched(seeds):
+            return (None, *call_below_legacy_batch(lambda *seeds: call.pullback(leaves, kept, needed, seeds), seeds))
+        return (None, *call.pullback(leaves, kept, needed, seeds))
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         """Push tangents forward."""
         call, leaves = ctx.call, ctx.saved_tensors
-        found = call.pushforward(leaves, tangents)
+        if any_legacy_batched(tangents):
+            found = call_below_legacy_batch(lambda *tangents: call.pushforward(leaves, tangents), tangents)
+        else:
+            found = call.pushforward(leaves, tangents)
         # Torch accepts None only as the tangent of a non-differentiable output.
         dense = [
             leaves[0].new_zeros(shape, dtype=dtype)
@@ -215,6 +221,9 @@ _apply = super(Function, CustomFunction).apply
 
 def apply(call: RuleCall, leaves: Tensors) -> tuple[Tensor, ...]:
     """Run a call differentiably; return the tensors of the output, then residuals."""
+    if any_legacy_batched(leaves):
+        batched: tuple[Tensor, ...] = call_below_legacy_batch(partial(CustomFunction.apply, call), leaves)
+        return batched
     if call.transformed:
         return CustomFunction.apply(call, *leaves)
     return _apply(call, *[_alive(each) for each in leaves])

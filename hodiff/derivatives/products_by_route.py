@@ -184,8 +184,9 @@ def _size_of_tangents(f: BoundFunction, primals: Leaves) -> tuple[int, Tensor, P
     if torch.compiler.is_compiling():
         return 0, *f.scalar(primals)
     # Count without forward mode: there torch refuses in-place operators under a mode, and may end the process.
+    # The function may change its argument in place, which is an error where it is differentiated.
     with ByteCount() as count:
-        value, aux = f.scalar(primals)
+        value, aux = f.scalar(tuple(map(torch.clone, primals)))
     return 2 * count.bytes, value, aux
 
 

@@ -22,6 +22,7 @@ from hodiff.errors import ConvergenceError
 from hodiff.implicit.runge_kutta import Problem, State, integrate, stack
 from hodiff.implicit.solver_call import Job, Tensors, call_solver
 from hodiff.recompute.recording import Recording
+from hodiff.rules.any_order import uncompiled
 from hodiff.torch_internals.autograd.differentiation import are_differentiated, autograd_records
 from hodiff.torch_internals.autograd.grad_mode import in_dual_level, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -126,6 +127,7 @@ class AdjointCall(RuleCall):
         solved = _attached(self.problem, leaves[:count], operands)
         return solved, operands[0], operands[1 : 1 + count], operands[1 + count :]
 
+    @uncompiled
     def pushforward(self, leaves: Tensors, tangents: Sequence[Any]) -> list[Tensor | None]:
         """Solve the linearized equation along the solution."""
         problem, count = self.problem, len(self.problem.scales)
@@ -160,6 +162,7 @@ class AdjointCall(RuleCall):
         ]
         return [torch.stack(column) for column in columns]
 
+    @uncompiled
     def pullback(
         self, leaves: Tensors, kept: Sequence[Any] | None, needed: Sequence[bool], cotangents: Sequence[Any]
     ) -> list[Tensor | None]:

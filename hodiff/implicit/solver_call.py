@@ -18,7 +18,11 @@ from hodiff.authoring.closures import watched
 from hodiff.common.trees import PyTree, describe, leaf_names
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.batching import (
+    any_legacy_batched,
+    call_below_legacy_batch,
+    random_operators_allowed,
+)
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 
@@ -101,13 +105,9 @@ class SolverCall(Function):
     @staticmethod
     def forward(job: Job, transformed: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
         """Run on constants, with recording on, as solvers may compute gradients."""
-        if any_legacy_batched(leaves):
-            plain, dims = without_batches(leaves)
-            size = next(each.shape[0] for each, dim in zip(plain, dims, strict=True) if dim is not None)
-            return with_batches(_each(job, transformed, dims, size, plain))
         constants = tuple(each.detach() for each in leaves)
         run: Callable[[Tensors], tuple[Tensor, ...]] = job.run
-        with torch.enable_grad():
+        with torch.enable_grad(), random_operators_allowed():
             return watched(job.caller, run, constants) if transformed else run(constants)
 
     @staticmethod
@@ -156,4 +156,6 @@ def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, le
 
 def call_solver(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
     """Return the results of a job, as constants, for arguments at any level of any transform."""
+    if any_legacy_batched(leaves):
+        return call_below_legacy_batch(lambda *leaves: call_solver(job, leaves), leaves)
     return SolverCall.apply(job, in_transform(), *leaves)

@@ -19,7 +19,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import Closure
 from hodiff.optim.observed_losses import ObservedLosses
-from hodiff.optim.optimizer_states import require_dtypes
+from hodiff.optim.optimizer_states import require_dtypes, require_generator_state
 from hodiff.optim.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.recorded_losses import explained
 from hodiff.optim.training_optimizer import Group
@@ -189,10 +189,16 @@ class CurvatureOptimizer(ObservedLosses):
 
         Args:
             state_dict: Dict that `state_dict` returned.
+
+        Raises:
+            InputError: If the state does not fit, or was damaged; the optimizer is unchanged.
         """
+        drawn = state_dict.get("generator")
+        if drawn is not None:
+            require_generator_state(self.caller, self._generator, drawn)
         super().load_state_dict(state_dict)
-        if "generator" in state_dict:
-            self._generator.set_state(state_dict["generator"].cpu())
+        if drawn is not None:
+            self._generator.set_state(drawn.cpu())
         self._pending.clear()
         self._wait()
 

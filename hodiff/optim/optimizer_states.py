@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.settings import CHECKS
 from hodiff.torch_internals.process_groups import is_sharded
@@ -71,6 +72,8 @@ def require_own_state(
         foreign = [name for name in group if name in CHECKS and name not in defaults]
         if foreign:
             raise InputError(f"{expected} one whose groups have {_listed(foreign)}; {remedy}")
+        for name in group.keys() & defaults.keys() & CHECKS.keys():
+            CHECKS[name](caller, f"load_state_dict: {name}", group[name])
     for state in loaded["state"].values():
         if not isinstance(state, dict):
             continue
@@ -85,6 +88,17 @@ def require_own_state(
     for group in loaded["param_groups"]:
         for name in defaults.keys() - group.keys():
             group[name] = defaults[name]
+
+
+def require_generator_state(caller: str, generator: torch.Generator, state: Any) -> None:
+    """Raise on a state that a generator of the same kind does not take."""
+    try:
+        torch.Generator(generator.device).set_state(state.cpu())
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{caller}: load_state_dict: generator: expected the state of a generator on {generator.device}, got "
+            f"{describe(state)}, which torch does not take: {error}; leave 'generator' out to draw anew."
+        ) from error
 
 
 def require_shapes(

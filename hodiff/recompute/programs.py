@@ -18,9 +18,8 @@ from hodiff.graphs import inspect_graph
 from hodiff.recompute.lost_slopes import is_due
 from hodiff.recompute.reachable import hidden_tensor
 from hodiff.recompute.recording import Recording
-from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.any_order import AnyOrderFunction, uncompiled
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.differentiation import autograd_records
 from hodiff.torch_internals.autograd.grad_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -68,9 +67,6 @@ class Checkpoint(AnyOrderFunction):
     @staticmethod
     def forward(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the program without a graph."""
-        if any_legacy_batched(inputs):
-            plain, dims = without_batches(inputs)
-            return with_batches(Checkpoint.forward(BatchedProgram(program, dims, "same"), *plain))
         constants = [each.detach() for each in inputs]
         # Nothing known requires a gradient here, so anything recorded comes from an operand that was overlooked.
         with torch.enable_grad(), set_tangents(True):
@@ -97,6 +93,7 @@ class Checkpoint(AnyOrderFunction):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Pull cotangents back by another run."""
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
@@ -108,6 +105,7 @@ class Checkpoint(AnyOrderFunction):
         return tuple(gradients)
 
     @staticmethod
+    @uncompiled
     @nestable_jvp
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Push tangents forward by another run."""
@@ -219,7 +217,7 @@ class Pushforward(_Derivative):
         # torch promotes the tangent of a float32 scalar times a Python number to float64.
         tangents = tuple(t.to(x.dtype) for t, x in zip(tangents, moving, strict=True))
         if in_dual_level():
-            return _push_dual(restricted, moving, tangents)
+            return (_push_by_transposition if in_transform() else _push_dual)(restricted, moving, tangents)
         outputs, pushed = forward_pass(restricted, tuple(moving), tangents)
         return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
 
@@ -236,6 +234,16 @@ def _push_dual(function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tan
         duals = [forward_ad.make_dual(x, t) for x, t in zip(moving, tangents, strict=True)]
         pairs = [forward_ad.unpack_dual(each) for each in function(*duals)]
         return tuple(torch.zeros_like(y) if t is None else t.clone() for y, t in pairs)
+
+
+def _push_by_transposition(
+    function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors
+) -> tuple[Tensor, ...]:
+    """Push tangents in a batch inside of a dual level, where torch makes no dual numbers: transpose the pullback."""
+    recorded: Any = torch.func.vjp(function, *moving)
+    outputs, pullback = recorded
+    pushed: tuple[Tensor, ...] = torch.func.vjp(lambda *u: pullback(u), *map(torch.zeros_like, outputs))[1](tangents)
+    return pushed
 
 
 def _exchanged(inputs: Tensors, positions: Sequence[int], replacements: Tensors) -> list[Tensor]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hodiff.common.overriding import tensors_alone
-from hodiff.torch_internals.autograd.batching import call_batched
+from hodiff.torch_internals.autograd.batching import any_legacy_batched, call_batched, call_below_legacy_batch
 from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
-from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo, is_dynamo_loaded
+from hodiff.torch_internals.compilers.dynamo import dynamo_watches, hide_from_dynamo, is_dynamo_loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +65,8 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
             return function.apply(*inputs)
         # Not by a helper: dynamo would compile its frame, and the results would require a gradient.
         inputs = tuple([unwrap_if_ended(x) if isinstance(x, Tensor) else x for x in inputs])
+        if any_legacy_batched(inputs):
+            return call_below_legacy_batch(call, inputs)
         # If nothing is recorded, as in a last backward pass, the formula suffices.
         if not torch.is_grad_enabled() and not in_forward_mode():
             return forward(*inputs)
@@ -102,11 +104,26 @@ def outside_graphs(function: F) -> F:
     return cast(F, outside)
 
 
+def uncompiled(rule: F) -> F:
+    """Keep dynamo from tracing the rule of a call made outside of graphs, and from compiling what the rule calls."""
+
+    @functools.wraps(rule)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _disabled(rule)(*args, **kwargs) if dynamo_watches() else rule(*args, **kwargs)
+
+    hide_from_dynamo(run)
+    return cast(F, run)
+
+
 def _disabled(function: Any) -> Any:
     """Return the function under `torch.compiler.disable`, cached as its attribute."""
     # Do not cache it in the closure of a wrapper: dynamo assumes that all closures of such a frame hold the same value.
     # A table would keep functions alive.
     known = vars(function)
     if "outside_graphs" not in known:
-        known["outside_graphs"] = torch.compiler.disable(function)
+        known["outside_graphs"] = torch.compiler.disable(
+            function,
+            reason=f"hodiff's {function.__name__} reads numbers of tensors, so it runs outside of graphs; compile "
+            "without fullgraph=True",
+        )
     return known["outside_graphs"]

@@ -24,6 +24,7 @@ NAMES = (
     "torch._C._dispatch_tls_is_dispatch_key_excluded",
     "torch._C._dispatch_tls_is_dispatch_key_included",
     "torch._C._dispatch_tls_set_dispatch_key_excluded",
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback",
     "torch._C._functorch.CGradInterpreterPtr",
     "torch._C._functorch.CVmapInterpreterPtr",
     "torch._C._functorch.RandomnessType.Different",

@@ -437,3 +437,26 @@ def test_derivatives_at_a_state_of_rest_are_those_of_the_linear_system(method, m
     torch.testing.assert_close(found, torch.linalg.matrix_exp(5 * A), rtol=0, atol=1e-4)
     # Without derivatives, one evaluation of the slope is as good as many.
     torch.testing.assert_close(end(rest.detach()), rest.detach())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of dynamo
+@pytest.mark.parametrize("memory", ["adjoint", "checkpoints"])
+def test_products_of_solutions_in_compiled_code_match(memory):
+    """The call breaks the graph, and dynamo must not compile the rules that run later."""
+    y0, times = torch.tensor([0.4, -0.7], dtype=torch.float64), torch.tensor([0.0, 0.05], dtype=torch.float64)
+    weight, v = torch.tensor([[0.3, -0.2], [0.5, 0.1]], dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+
+    def product(weight, v):
+        def loss(weight):
+            return (
+                odeint(lambda t, y, w: (w @ y).tanh(), y0, times, weight, memory=memory, rtol=1e-4)[-1].square().sum()
+            )
+
+        return hodiff.hvp(loss, weight, v)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(product, backend="aot_eager")(weight, v), product(weight, v))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="hodiff's odeint reads numbers of tensors"):
+        torch.compile(product, backend="aot_eager", fullgraph=True)(weight, v)

@@ -88,3 +88,16 @@ def test_raises_after_the_point_was_changed_in_place(kind: str, form: str) -> No
     for use in uses:
         with pytest.raises(hodiff.InputError, match="changed in place since"):
             use()
+
+
+@pytest.mark.parametrize("kind", [hodiff.GaussNewtonOperator, hodiff.FisherOperator, hodiff.EmpiricalFisherOperator])
+@pytest.mark.parametrize("changed", ["inputs", "targets"])
+def test_diagonal_raises_after_data_were_changed_in_place(kind: Any, changed: str) -> None:
+    model, data = network(), {"inputs": X.clone(), "targets": Y.clone()}
+    A = kind(model, F.mse_loss, dict(model.named_parameters()), data["inputs"], data["targets"])
+    expected = (A @ torch.eye(A.shape[0], dtype=torch.float64)).diagonal()
+    for _ in range(2):
+        torch.testing.assert_close(A.diagonal(exact=True).value, expected)
+    data[changed].add_(1)
+    with pytest.raises(hodiff.InputError, match="expected the tensors that it read when it was linearized, got one"):
+        A.diagonal(exact=True)

@@ -488,6 +488,39 @@ def test_rejects_states_of_parameters_of_other_shapes(case):
     other.run(case, optimizer, other.batches[:1])
 
 
+@every
+def test_rejects_damaged_states(case):
+    mine = next(name for name, each in TABLE.items() if each is case)
+    optimizer = case(Problem().model.parameters())
+    before = str(optimizer.state_dict())
+    state = copy.deepcopy(states()[mine])
+    group = state["param_groups"][0]
+    damaged = {
+        name: {**group, name: -1.0} for name in ("lr", "damping", "weight_decay", "betas", "rho") if name in group
+    }
+    assert damaged
+    for name, each in damaged.items():
+        with pytest.raises(hodiff.InputError, match=rf"load_state_dict: {name}.*: expected .*got -1"):
+            optimizer.load_state_dict({**state, "param_groups": [each]})
+        assert str(optimizer.state_dict()) == before
+    if "generator" in state:
+        with pytest.raises(hodiff.InputError, match="load_state_dict: generator: expected the state of a generator"):
+            optimizer.load_state_dict({**state, "generator": state["generator"][:100]})
+        assert str(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("name", ["KFAC", "EKFAC"])
+def test_rejects_blocks_with_nan(name):
+    optimizer = TABLE[name](Problem().model.parameters())
+    before = str(optimizer.state_dict())
+    state = copy.deepcopy(states()[name])
+    factor = next(each["A"] for each in state["state"].values() if "A" in each)
+    factor[..., 0, 0] = float("nan")
+    with pytest.raises(hodiff.InputError, match="load_state_dict: expected finite numbers, got 'A' with inf or NaN"):
+        optimizer.load_state_dict(state)
+    assert str(optimizer.state_dict()) == before
+
+
 @pytest.mark.one_in(3)
 @every
 def test_older_states_without_newer_options_are_accepted(case):

@@ -15,7 +15,6 @@ from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.functions.numpy.numpy_differences import Measured, elementwise_derivative, jacobian, rounded
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
 
 Array = np.ndarray[Any, Any]
 Optional = Sequence[Tensor | None]
@@ -83,11 +82,6 @@ class External(AnyOrderFunction):
     @staticmethod
     def forward(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call the NumPy code."""
-        if any_legacy_batched(inputs):
-            plain, dims = without_batches(inputs)
-            size = next(x.shape[0] for x, d in zip(plain, dims, strict=True) if d is not None)
-            rows = [External.forward(node, *_row(plain, dims, i)) for i in range(size)]
-            return with_batches([torch.stack(column) for column in zip(*rows, strict=True)])
         results = node.evaluate(*(node.convert.array(each) for each in inputs))
         return tuple(node.convert.tensor(each) for each in results)
 

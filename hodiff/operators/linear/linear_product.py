@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from hodiff.common.overriding import tensors_alone
 from hodiff.common.running_pass import running_pass
 from hodiff.operators.linear.constant_points import require_constants_held, require_no_gradients
-from hodiff.torch_internals.autograd.batching import is_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.batching import call_below_legacy_batch, is_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.tensors import share_storage
 
@@ -21,9 +22,6 @@ class LinearProduct(torch.autograd.Function):
     @staticmethod
     def forward(block: Tensor, operator: Any) -> Tensor:
         """Multiply; see `LinearOperator.multiply`."""
-        if is_legacy_batched(block):
-            (blocks,), _ = without_batches([block])
-            return with_batches([_together(operator, blocks)])[0]
         return _own(operator.multiply(block), block)
 
     @staticmethod
@@ -61,8 +59,11 @@ def _multiply(operator: Any, block: Tensor) -> Tensor:
         product: Tensor = operator.multiply(block)
         return product
     # The Function costs some microseconds, and most callers differentiate nothing.
+    if is_legacy_batched(block):
+        batched: Tensor = call_below_legacy_batch(partial(_multiply, operator), (block,))
+        return batched
     differentiated = torch.is_grad_enabled() and block.requires_grad
-    if only_reverse_mode() and not differentiated and not is_legacy_batched(block):
+    if only_reverse_mode() and not differentiated:
         return _own(operator.multiply(block), block)
     if not operator.made_of_constants:
         require_constants_held(f"{type(operator).__name__} @ v", operator)

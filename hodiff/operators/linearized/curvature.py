@@ -31,7 +31,6 @@ from hodiff.operators.linear.conversion import Conversion, Portable, converted_d
 from hodiff.operators.linear.restriction import is_restricted
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.curvature_options import CurvatureOptions
-from hodiff.operators.linearized.embeddings import require_differentiable_embeddings
 from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
 from hodiff.operators.linearized.sums_over_batches import SumsOverBatches
 from hodiff.recompute.reachable import modules_in
@@ -92,7 +91,6 @@ class CurvatureOperator(Portable, SumsOverBatches):
         self.randomness = options.randomness
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
-        require_differentiable_embeddings(caller, self.functions[0], self._held_modules, leaves)
         self._checks = self._must_check = options.check_deterministic
         self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if options.randomness == "fixed" else None
         if self._draw_seed is not None and options.compile:
@@ -244,7 +242,9 @@ class CurvatureOperator(Portable, SumsOverBatches):
         index = batch.index
         # Compiled graphs depend on the state that a first run sets up.
         kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
-        with while_nothing_is_captured(), kept, self._draws_of(index):
+        # Batches of data are compared by their numbers in each pass.
+        given = self._kept.unchanged(args) if self.batches.data is None else nullcontext()
+        with while_nothing_is_captured(), given, kept, self._draws_of(index):
             checked = self._must_check and self._check_once(args)
             size = self._size(args, batch)
             if self._joint is not None:

@@ -23,7 +23,6 @@ from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, Portable
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
-from hodiff.operators.linearized.embeddings import require_differentiable_embeddings
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.reachable import modules_in
 
@@ -96,7 +95,6 @@ class JacobianOperator(Portable, LinearOperator):
     @leave_inference_mode
     def _restore(self) -> None:
         modules = modules_in(self.f)
-        require_differentiable_embeddings("JacobianOperator", "f", modules, self.point.leaves)
         function = bind("JacobianOperator", self.f, (self.x, *self.args), name="x", correct=self.correct)
         with torch.no_grad(), untouched(modules), refused("JacobianOperator"):
             self._model = RecordedModel(function)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from hodiff.common.trees import tensors_in
 from hodiff.operators.data.batches import Batch, Batches, Size
-from hodiff.operators.data.determinism import Mark, another_function, mark_of
+from hodiff.operators.data.determinism import Mark, another_function, mark_of, read_and_changed
 from hodiff.operators.data.distributed import JointBatches
+from hodiff.torch_internals.tensors import version_of
 
 Leaves = tuple[Tensor, ...]
 
@@ -51,6 +54,7 @@ class KeptLinearizations:
         self._cache, self._budget = cache, memory_budget
         self._kept: dict[int, tuple[Linearization, Size]] = {}
         self._marks: dict[int, Mark] = {}
+        self._versions: list[int] | None = None
         # Number of batches, known after the first complete pass.
         self._count: int | None = None
 
@@ -99,6 +103,14 @@ class KeptLinearizations:
                 raise another_function(self._caller, index)
             yield linearization, size
 
+    @contextmanager
+    def unchanged(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """Raise if tensors in the arguments were changed in place since the last linearization at them."""
+        if self._versions not in (None, _versions(args)):
+            raise read_and_changed(self._caller)
+        yield
+        self._versions = _versions(args)
+
     def _keeps(self, linearization: Linearization) -> bool:
         if self._batches.data is None:
             return True
@@ -109,3 +121,7 @@ class KeptLinearizations:
         fits = self.nbytes + linearization.nbytes <= self._budget
         # Ranks that do not keep a linearization compute it again, and all ranks must take part.
         return fits if self._joint is None else self._joint.all(fits)
+
+
+def _versions(args: tuple[Any, ...]) -> list[int]:
+    return [version_of(each) for each in tensors_in(args) if not each.is_inference()]

@@ -12,6 +12,10 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import Layout, Piece, aligned
 from hodiff.optim.optimizer_states import require_shapes
+from hodiff.torch_internals.process_groups import is_sharded
+
+# Entries of a block from which steps are computed.
+_FACTORS = {"A", "B", "A_inverse", "B_inverse", "left", "right", "values"}
 
 
 def written(layout: Layout) -> tuple[Any, ...]:
@@ -39,6 +43,14 @@ def require_blocks(caller: str, loaded: Mapping[str, Any]) -> None:
         if (numbers := layout_in(state)) is not None:
             covered |= {id(numbered[i]) for i in _parameters_of(caller, parameter, numbers, numbered)}
     require_shapes(caller, loaded, lambda parameter, group: _shapes(states.get(parameter, {})))
+    for parameter, state in states.items():
+        for name in sorted(_FACTORS & state.keys()):
+            factor = state[name]
+            if isinstance(factor, Tensor) and not is_sharded(factor) and not bool(factor.isfinite().all()):
+                raise InputError(
+                    f"{caller}: load_state_dict: expected finite numbers, got {name!r} with inf or NaN for a parameter "
+                    f"{tuple(parameter.shape)}; load an earlier state, or begin without it."
+                )
     # Without any block, the state is that of another optimizer.
     bare = [p for p, state in states.items() if covered and state.get("refreshes") and id(p) not in covered]
     if bare:

@@ -81,11 +81,16 @@ class Field:
         return columns
 
 
+def _outline(spec: Any) -> str:
+    """Write a structure with its keys in their order, and a dot for each leaf."""
+    return str(spec.unflatten(["·"] * spec.num_leaves)).replace("'·'", "·")
+
+
 def require_like_state(caller: str, spec: Any, y: Sequence[Any], found: Sequence[Any], found_spec: Any) -> None:
     """Raise if a result of f does not match the state."""
     if found_spec != spec:
         raise InputError(
-            f"{caller}: f: expected a result in the structure of y0, {spec}, got {found_spec}; "
+            f"{caller}: f: expected a result in the structure of y0, {_outline(spec)}, got {_outline(found_spec)}; "
             "f takes (t, y, *args) and returns the derivative of y."
         )
     for i, (state, each) in enumerate(zip(map(tensor_of, y), map(tensor_of, found), strict=True)):

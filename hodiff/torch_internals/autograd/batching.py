@@ -9,7 +9,8 @@ A Function gets them in `forward` itself, where few operators support them and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,24 +23,51 @@ from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
-def any_legacy_batched(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tensor is batched by `is_grads_batched=True`."""
-    return any(map(is_legacy_batched, tensors))
+def any_legacy_batched(inputs: Iterable[Any]) -> bool:
+    """Whether a tensor among some values is batched by `is_grads_batched=True`."""
+    return any(isinstance(each, Tensor) and is_legacy_batched(each) for each in inputs)
 
 
-def without_batches(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
-    """Return tensors with the batch as first dimension, and its position: 0, or None for tensors without a batch."""
+def call_below_legacy_batch(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """Call a function of values of which some are batched by `is_grads_batched=True`, as under `torch.func.vmap`.
+
+    Args:
+        call: Takes the values. An output that a Function returns for batched inputs loses its graph with the batch.
+        inputs: Tensors and other values.
+
+    Returns:
+        The result, a tensor or a tuple of tensors and None; its tensors are batched.
+    """
     level = _level()
-    dims = [0 if is_legacy_batched(each) else None for each in tensors]
+    dims = tuple(0 if any_legacy_batched((each,)) else None for each in inputs)
     plain = [
-        each if d is None else torch._remove_batch_dim(each, level, 1, 0) for each, d in zip(tensors, dims, strict=True)
+        each if d is None else torch._remove_batch_dim(each, level, 1, 0) for each, d in zip(inputs, dims, strict=True)
     ]
-    return plain, dims
+    result: Any = None
+
+    def tensors(*values: Any) -> tuple[Tensor, ...]:
+        nonlocal result
+        result = call(*values)
+        return (result,) if isinstance(result, Tensor) else tuple(each for each in result if each is not None)
+
+    with random_operators_allowed():
+        found = torch.func.vmap(tensors, in_dims=dims, randomness="same")(*plain)
+    # A tangent with the batch elsewhere in memory cannot take the layout of its primal.
+    batched = (torch._add_batch_dim(each.contiguous(), 0, level) for each in found)
+    if isinstance(result, Tensor):
+        return next(batched)
+    return tuple(each if each is None else next(batched) for each in result)
 
 
-def with_batches(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return tensors with their first dimension as the batch."""
-    return tuple(torch._add_batch_dim(each, 0, _level()) for each in tensors)
+@contextmanager
+def random_operators_allowed() -> Iterator[None]:
+    """Let random operators run on tensors without the batch, which torch refuses where anything is batched."""
+    before = torch._C._dispatch_tls_is_dispatch_key_excluded("VmapMode")
+    torch._C._dispatch_tls_set_dispatch_key_excluded("VmapMode", True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded("VmapMode", before)
 
 
 def _level() -> int:

@@ -64,6 +64,11 @@ def is_dynamo_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+def dynamo_watches() -> bool:
+    """Whether compiled code calls this code outside of its graphs, and dynamo would compile what it calls."""
+    return is_dynamo_loaded() and torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)
+
+
 def module_of(value: Any) -> Any:
     """Return the module inside of a compiled module; return anything else unchanged."""
     while is_dynamo_loaded() and isinstance(value, torch._dynamo.OptimizedModule):

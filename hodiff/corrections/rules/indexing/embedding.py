@@ -12,15 +12,87 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.mechanism.registry import register
+from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
-from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, is_batched
+from hodiff.torch_internals.tensors import has_numbers
 
 # Modes in the order of torch.embedding_bag's numbers.
 _MODES = ("sum", "mean", "max")
 _REASON = "no forward rule; no second derivative with per_sample_weights or in mode='max'"
 _REFERENCE = "sums and maxima of the selected rows, which are linear"
-_SCALED = unable("gradients that scale_grad_by_freq scales are no derivatives, with which forward mode would agree")
+# Units of rounding by which the norm of a row that torch rescaled may exceed max_norm.
+_ROUNDING = 8
+
+
+class _Refused(AnyOrderFunction):
+    """A weight of which no derivative is right; derivatives by other tensors do not ask for it."""
+
+    @staticmethod
+    def forward(weight: Tensor, message: str) -> Tensor:
+        """Return the weight."""
+        del message
+        return weight.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save the message."""
+        del output
+        ctx.message = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Raise."""
+        del cotangent
+        raise RouteError(ctx.message)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Raise."""
+        del tangents
+        raise RouteError(ctx.message)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, None], weight: Tensor, message: str) -> tuple[Tensor, int | None]:
+        """Keep the batch where it is."""
+        del info
+        return _Refused.call(weight, message), in_dims[0]
+
+
+def _without_options(
+    name: str, weight: Tensor, input: Tensor, scaled: Any, max_norm: Any, norm_type: float = 2.0
+) -> Tensor | None:
+    """Return a differentiated weight with which a call without these options has the same value; None for others."""
+    if not (scaled or max_norm is not None) or weight.dim() != 2 or not carry_derivatives((weight,)):
+        return None
+    if max_norm is not None:
+        norms = weight.detach().norm(norm_type, dim=1, keepdim=True)
+        if _exceed(norms, input, max_norm):
+            return _Refused.call(
+                weight * torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1),
+                f"{name}: expected rows of the weight with norms of at most max_norm={max_norm} for a derivative by "
+                "the weight, got a row that torch rescales in place, outside of the graph; rescale the weight before, "
+                "as one call under torch.no_grad() does, or set max_norm=None.",
+            )
+    if not scaled:
+        return weight
+    return _Refused.call(
+        weight,
+        f"{name}: expected scale_grad_by_freq=False for a derivative by the weight, got {scaled}, which divides "
+        "gradients by counts of rows so that they are no derivatives; set scale_grad_by_freq=False, detach the weight, "
+        "or use torch's gradients by correct=False or outside of corrected().",
+    )
+
+
+def _exceed(norms: Tensor, input: Tensor, max_norm: float) -> bool:
+    """Whether torch would rescale a row that is looked up; True if numbers cannot be read."""
+    if torch.compiler.is_compiling() or not (has_numbers(norms) and has_numbers(input)):
+        return True
+    last = max(norms.shape[0] - 1, 0)  # torch raises for rows after it
+    found = norms.index_select(0, input.reshape(-1).clamp(0, last))
+    return any_holds(found > max_norm * (1 + _ROUNDING * torch.finfo(norms.dtype).eps))
 
 
 def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Declined | None:
@@ -32,7 +104,7 @@ def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: An
     if max_norm is not None:
         return unable("max_norm changes the weight in place")
     if scale_grad_by_freq:
-        return _SCALED
+        return unable("scale_grad_by_freq scales gradients, of which none is taken")
     return unable("a sparse gradient is torch's alone") if sparse else None
 
 
@@ -50,7 +122,9 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    del norm_type
+    plain = _without_options("embedding_bag", weight, input, scale_grad_by_freq, max_norm, norm_type)
+    if plain is not None:
+        weight, max_norm, scale_grad_by_freq = plain, None, False
     declined = _declined(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
     if declined is not None:
         return declined
@@ -182,10 +256,11 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if scale_grad_by_freq and in_forward_mode():
-        return _SCALED
+    plain = _without_options("embedding", weight, input, scale_grad_by_freq, max_norm, norm_type)
+    if plain is not None:
+        weight, max_norm, scale_grad_by_freq = plain, None, False
     if padding_idx is None:
-        return UNNEEDED
+        return UNNEEDED if plain is None else F.embedding(input, weight, sparse=sparse)
     if weight.dim() != 2 or not -weight.shape[0] <= padding_idx < weight.shape[0]:
         return INVALID
     rows = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -196,9 +271,10 @@ def _embedding(
 def _embedding_by_number(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Any:
-    if scale_grad_by_freq and in_forward_mode():
-        return _SCALED
+    plain = _without_options("embedding", weight, indices, scale_grad_by_freq, None)
+    if plain is not None:
+        weight, scale_grad_by_freq = plain, False
     if padding_idx < 0:
-        return UNNEEDED
+        return UNNEEDED if plain is None else torch.embedding(weight, indices, sparse=sparse)
     rows = torch.embedding(weight, indices, -1, scale_grad_by_freq, sparse)
     return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)

@@ -68,10 +68,8 @@ def _euclidean_dist(x1: Tensor, x2: Tensor) -> Any:
 def _embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Any:
-    if padding_idx < 0:
-        return UNNEEDED
     options = {"scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
-    return rule_of(F.embedding)(indices, weight, padding_idx, **options)
+    return rule_of(F.embedding)(indices, weight, padding_idx if padding_idx >= 0 else None, **options)
 
 
 def _of_normalization(

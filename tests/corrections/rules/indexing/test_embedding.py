@@ -93,14 +93,75 @@ def test_other_outputs_match_torch():
         torch.testing.assert_close(torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2), expected)
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
-def test_options_without_derivatives_are_left_to_torch(options):
-    module = nn.EmbeddingBag(4, 2, dtype=D, **options)
-    with torch.no_grad():
-        module.weight.copy_(draw(4, 2))
+def test_sparse_gradients_are_left_to_torch():
+    module = nn.EmbeddingBag(4, 2, dtype=D, sparse=True)
     with corrected:
         names = {module(PAIRS).grad_fn.name()}
     assert names == {"EmbeddingBagBackward0"}
+
+
+def embedded(**options):
+    return lambda w: F.embedding(ROWS, w, **options)
+
+
+def by_operator(weight):
+    return torch.embedding(weight, ROWS, scale_grad_by_freq=True)
+
+
+REFUSED = {
+    "embedding, scaled": (embedded(scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "embedding, padded and scaled": (embedded(scale_grad_by_freq=True, padding_idx=0), "scale_grad_by_freq"),
+    "embedding, max_norm": (embedded(max_norm=0.5), "max_norm=0.5"),
+    "operator, scaled": (by_operator, "scale_grad_by_freq"),
+    "captured, scaled": (lambda w: torch.ops.aten.embedding(w, ROWS, -1, True), "scale_grad_by_freq"),
+    "bag, scaled": (bags("sum", scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "bag, max_norm": (bags("mean", max_norm=0.5), "max_norm=0.5"),
+}
+DERIVATIVES = {
+    **{route: lambda f, w, r=route: hodiff.hvp(f, w, w, route=r) for route in hodiff.ROUTES},
+    "hessian": lambda f, w: hodiff.hessian(f)(w),
+    "hessian_matrix": hodiff.hessian_matrix,
+    "gradient and product": lambda f, w: hodiff.grad_and_hvp(f, w, w),
+    "jacobian": lambda f, w: hodiff.jacobian(f)(w),
+    "torch": lambda f, w: corrected(torch.func.grad)(f)(w),
+    "backward": lambda f, w: corrected(f)(w.requires_grad_()).backward(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_options_without_derivatives_are_refused(name, derivative):
+    lookup, option = REFUSED[name]
+    weight, take = draw(4, 2) + 1, DERIVATIVES[derivative]
+    before = weight.clone()
+    with pytest.raises(hodiff.RouteError, match=f"embedding.*: expected .*{option}"):
+        take(corrected(lambda w: lookup(w).tanh().sum()), weight)
+    assert torch.equal(weight.detach(), before)  # which max_norm would change
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_are_torchs_where_nothing_is_differentiated(name):
+    lookup, _ = REFUSED[name]
+    same_value(lambda: lookup(draw(4, 2) + 1))
+
+    def of_another(x):  # by which the derivatives are right
+        return (lookup((draw(4, 2) + 1).requires_grad_()) * x).sin().sum()
+
+    x = draw(2)
+    expected = -(lookup(draw(4, 2) + 1) ** 2 * (lookup(draw(4, 2) + 1) * x).sin()).sum(0) * x
+    torch.testing.assert_close(hodiff.hvp(of_another, x, x), expected)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_within_max_norm_are_differentiated(route, dtype):
+    weight = (draw(4, 2) + 1).to(dtype)
+    F.embedding(torch.arange(4), weight, max_norm=0.5)  # as one call does, up to rounding
+    v = draw(4, 2, seed=1).to(dtype)
+    counts = torch.bincount(ROWS, minlength=4).unsqueeze(-1)
+    for lookup in (embedded(max_norm=0.5), lambda w: F.embedding_bag(ROWS, w, torch.arange(6), max_norm=0.5)):
+        product = hodiff.hvp(lambda w, f=lookup: f(w).pow(3).sum(), weight, v, route=route)
+        torch.testing.assert_close(product, 6 * counts * weight * v)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -169,21 +230,17 @@ def test_padding_row_is_constant(route):
     assert not expected[0].any()
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"max_norm": 0.5, "norm_type": 1.0}, {"sparse": True}])
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"max_norm": 1.0, "norm_type": 1.0}, {"sparse": True}])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_padding_row_is_constant_with_max_norm(options, route):
-    weight = torch.linspace(-1, 1, 12, dtype=D).reshape(4, 3)
+def test_padding_row_is_constant_with_options(options, route):
+    weight = torch.linspace(-0.3, 0.3, 12, dtype=D).reshape(4, 3)
     indices = torch.tensor([0, 2, 0, 3])
-    norms = weight.norm(options.get("norm_type", 2.0), dim=1, keepdim=True)
-    scale = (options["max_norm"] / (norms + 1e-7)).clamp(max=1) if "max_norm" in options else 1
 
     def padded(weight):
-        # max_norm changes the weight in place, which is not differentiated.
-        return F.embedding(indices, weight.clone(), padding_idx=0, **options).sum(0).pow(3).sum()
+        return F.embedding(indices, weight, padding_idx=0, **options).sum(0).pow(3).sum()
 
     def by_hand(weight):
-        rows = weight + ((scale - 1) * weight).detach()
-        return torch.cat([rows[:1].detach(), rows[1:]])[indices].sum(0).pow(3).sum()
+        return torch.cat([weight[:1].detach(), weight[1:]])[indices].sum(0).pow(3).sum()
 
     v = torch.ones_like(weight)
     if options.get("sparse") and route == "forward-over-reverse":
@@ -193,22 +250,6 @@ def test_padding_row_is_constant_with_max_norm(options, route):
     expected = hodiff.hvp(by_hand, weight, v, route=route, correct=False)
     product = hodiff.hvp(padded, weight, v, route=route)
     torch.testing.assert_close(product.to_dense() if product.is_sparse else product, expected)
-
-
-@pytest.mark.parametrize("embed", [F.embedding, lambda i, w, **options: torch.embedding(w, i, **options)])
-def test_scale_grad_by_freq_is_rejected_in_forward_mode(embed):
-    """Torch's scaled gradient is unchanged; forward mode, which would not scale, is refused."""
-    weight, indices = draw(4, 3), torch.tensor([0, 2, 2, 3])
-
-    def scaled(weight, **options):
-        return embed(indices, weight, scale_grad_by_freq=True, **options).pow(3).sum()
-
-    for options in ({}, {"padding_idx": 0}):
-        expected = torch.func.grad(lambda w, o=options: scaled(w, **o))(weight)
-        with corrected:
-            torch.testing.assert_close(torch.func.grad(lambda w, o=options: scaled(w, **o))(weight), expected)
-            with pytest.raises(hodiff.RouteError, match="scale_grad_by_freq"):
-                torch.func.jvp(lambda w, o=options: scaled(w, **o), (weight,), (weight,))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
