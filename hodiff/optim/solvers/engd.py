@@ -35,9 +35,9 @@ class ENGD(ResidualOptimizer):
         line_search_fn: "grid" takes the step of least loss among $\gamma, \gamma / 2, \dots, \gamma / 2^{30}$, or none
             if all raise it. The search ends five halvings after the best step; each costs an evaluation of the
             residuals. None takes the full step.
-        rcond: Eigenvalues of $J J^\top$ up to this number times the largest have no part in the solution. With damping 0
-            and $\epsilon$ times the number of rows, such as 1e-13 in float64, this is the pseudo-inverse of the first
-            source, for singular equations. None solves by a Cholesky factor, which is faster.
+        rcond: Cutoff of the pseudo-inverse: eigenvalues of $J J^\top$ up to this number times the largest have no part
+            in the solution. The first source has damping 0 and a cutoff of $\epsilon$ times the number of parameters,
+            such as 1e-13 in float64. None solves by a Cholesky factor, which is faster.
         chunk_size: Number of points that are differentiated together; None for all.
 
     Raises:
