@@ -243,6 +243,7 @@ POINTS = torch.ones(3, 2, dtype=D)
         (lambda: ENGD(LINEAR), ((LINEAR, torch.ones(())),), "ENGD: step: samples: expected tensors"),
         (lambda: ENGD(LINEAR), ((LINEAR, [POINTS, POINTS[:2]]),), "ENGD: step: samples: expected tensors"),
         (lambda: ENGD(LINEAR), ((lambda p: 1.0, POINTS),), "expected a function of one sample that returns a floating"),
+        (lambda: ENGD(LINEAR), ((LINEAR, POINTS), (lambda p: LINEAR(p)[:0], POINTS)), "returns at least one number"),
         (lambda: ENGD(LINEAR), ((lambda p: LINEAR(p) / 0, POINTS),), "ENGD: step: expected finite values"),
         (
             lambda: ENGD(LINEAR),

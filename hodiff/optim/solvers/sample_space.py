@@ -39,6 +39,11 @@ class _OneSample(nn.Module):
                 f"{self.caller}: step: function: expected a function of one sample that returns a floating-point "
                 f"tensor, got {got}."
             )
+        if not found.numel():
+            raise InputError(
+                f"{self.caller}: step: function: expected a function of one sample that returns at least one number, "
+                f"got {describe(found)}; leave out terms without residuals."
+            )
         # A complex number is a row for each of its parts.
         return (torch.view_as_real(found.resolve_conj()) if found.is_complex() else found).reshape(-1)
 
