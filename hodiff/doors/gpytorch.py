@@ -11,19 +11,28 @@ from typing import Any
 import torch
 from gpytorch.functions.matern_covariance import MaternCovariance
 from gpytorch.functions.rbf_covariance import RBFCovariance
-from gpytorch.kernels import GridInterpolationKernel, Kernel, LinearKernel, RFFKernel, SpectralDeltaKernel
-from gpytorch.settings import detach_test_caches
+from gpytorch.kernels import (
+    GridInterpolationKernel,
+    InducingPointKernel,
+    Kernel,
+    LinearKernel,
+    RFFKernel,
+    SpectralDeltaKernel,
+)
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.settings import detach_test_caches, sgpr_diagonal_correction
 from linear_operator import settings
 from linear_operator.functions._inv_quad import InvQuad
 from linear_operator.functions._matmul import Matmul
 from linear_operator.functions._solve import Solve
-from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
+from linear_operator.operators import CholLinearOperator, MatmulLinearOperator, TriangularLinearOperator
 from linear_operator.utils import linear_cg
 from torch import Tensor
 
 from hodiff.corrections import corrected
+from hodiff.errors import InputError
 from hodiff.implicit import linear_solve
-from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 
 # Factor between the tolerances of conjugate gradients and of the solution.
 FINER = 0.1
@@ -46,7 +55,9 @@ def higher_order() -> Iterator[None]:
     | `A.logdet()`, `A.inv_quad_logdet(b)` by random vectors | always by a Cholesky factor |
     | test caches that are detached | caches with a graph |
 
-    [1] `LinearKernel`, `RFFKernel`, `SpectralDeltaKernel` and `GridInterpolationKernel`.
+    [1] `LinearKernel`, `RFFKernel`, `SpectralDeltaKernel`, `GridInterpolationKernel` and `InducingPointKernel`. In
+    evaluation mode, `InducingPointKernel` adds variances at equal points and then has no derivative there; that is
+    refused unless `gpytorch.settings.sgpr_diagonal_correction` is off.
 
     Conjugate gradients use the preconditioner of the operator, and stop at the tolerance of `linear_solve` instead of
     `cg_tolerance`. Lanczos methods (`root_decomposition`, `sqrt_inv_matmul`, `pivoted_cholesky`) keep their own rules,
@@ -56,6 +67,9 @@ def higher_order() -> Iterator[None]:
 
     Yields:
         None.
+
+    Raises:
+        InputError: If an `InducingPointKernel` has no derivative, in a call inside the context.
 
     Example:
         >>> import gpytorch, hodiff, torch
@@ -119,6 +133,31 @@ def _of_two_points(forward: Callable[..., Any]) -> Callable[..., Any]:
         return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
 
     return of_two_points
+
+
+def _inducing_covariance(kernel: InducingPointKernel, x1: Tensor, x2: Tensor) -> Any:
+    """Compute the covariance of `InducingPointKernel` without its shortcut, as in `_of_two_points`."""
+    if x1 is x2 or x1.shape != x2.shape or not carry_derivatives((x1, x2)) or not torch.equal(x1, x2):
+        return _COVARIANCE(kernel, x1, x2)
+    if not kernel.training and sgpr_diagonal_correction.on():
+        raise InputError(
+            "higher_order: InducingPointKernel: expected different points, as the kernel adds a variance where points "
+            "are equal and has no derivative there, got equal points in evaluation mode; use "
+            "gpytorch.settings.sgpr_diagonal_correction(False), or move the points apart."
+        )
+    first, second = (kernel.base_kernel(x, kernel.inducing_points).to_dense() for x in (x1, x2))
+    root = kernel._inducing_inv_root
+    return MatmulLinearOperator(first @ root, (second @ root).mT)
+
+
+def _part(covariance: LazyEvaluatedKernelTensor, rows: Any, columns: Any, *batch: Any) -> Any:
+    """Index the covariance of a single variable, so that equal rows and columns are of one variable, too."""
+    part = _PART(covariance, rows, columns, *batch)
+    is_single = covariance.x1 is covariance.x2 and isinstance(rows, slice) and rows == columns
+    if not (is_single and isinstance(part, LazyEvaluatedKernelTensor)):
+        return part
+    options = {"kernel": part.kernel, "last_dim_is_batch": part.last_dim_is_batch, **part.params}
+    return LazyEvaluatedKernelTensor(part.x1, part.x1, **options)
 
 
 def _product(tree: Any, right: Tensor, *matrix: Tensor) -> Tensor:
@@ -190,6 +229,8 @@ _DISTANCES = Kernel.covar_dist
 _OF_ONE_POINT = {
     kernel: kernel.forward for kernel in (LinearKernel, RFFKernel, SpectralDeltaKernel, GridInterpolationKernel)
 }
+_PART = LazyEvaluatedKernelTensor._getitem
+_COVARIANCE = InducingPointKernel._get_covariance
 _lock = Lock()
 _open = 0
 
@@ -204,6 +245,8 @@ def _replaced() -> Iterator[None]:
             for function, rule in RULES.items():
                 function.apply = staticmethod(rule)
             Kernel.covar_dist = _distances
+            InducingPointKernel._get_covariance = _inducing_covariance
+            LazyEvaluatedKernelTensor._getitem = _part
             for kernel, forward in _OF_ONE_POINT.items():
                 kernel.forward = _of_two_points(forward)
     try:
@@ -215,5 +258,7 @@ def _replaced() -> Iterator[None]:
                 for function in RULES:
                     del function.apply
                 Kernel.covar_dist = _DISTANCES
+                InducingPointKernel._get_covariance = _COVARIANCE
+                LazyEvaluatedKernelTensor._getitem = _PART
                 for kernel, forward in _OF_ONE_POINT.items():
                     kernel.forward = forward

@@ -43,9 +43,9 @@ def _require_betas(caller: str, argument: str, value: Any) -> None:
         _require_fraction(caller, f"{argument}[{i}]", each)
 
 
-def _require_fraction(caller: str, argument: str, value: Any) -> None:
-    """Raise if the value is not a number in [0, 1)."""
-    require_number(caller, argument, value, within=(0.0, 1.0))
+def _require_fraction(caller: str, argument: str, value: Any, *, optional: bool = False) -> None:
+    """Raise if the value is not a number in [0, 1), or None if it is optional."""
+    require_number(caller, argument, value, within=(0.0, 1.0), optional=optional)
     if value == 1:
         raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
 
@@ -70,6 +70,7 @@ CHECKS: Mapping[str, Check] = {
     "adaptive": require_bool,
     "eta": require_amount,
     "damping": require_amount,
+    "rcond": partial(_require_fraction, optional=True),
     "curvature": partial(require_choice, choices=CURVATURES),
     "cg_iterations": partial(require_int, least=1),
     "cg_tolerance": require_amount,

@@ -67,6 +67,32 @@ def test_steps_of_engd_match_the_equations_in_the_parameters(points):
         before = direction
 
 
+@pytest.mark.parametrize("damping", [0.0, 1e-3])
+@pytest.mark.parametrize("points", [3, 40], ids=["fewer than parameters", "more than parameters"])
+def test_rcond_solves_singular_equations_by_the_pseudo_inverse(points, damping):
+    # Points that occur twice make the equations of samples singular, two linear layers those of parameters.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1), nn.Linear(1, 1)).double()
+    x = torch.rand(points, 2, dtype=D).repeat(2, 1)
+    start, right = flat(model), model(x).detach()[:, 0].numpy() / math.sqrt(len(x))
+    u, s, v = np.linalg.svd(dense_jacobian(model, lambda: model(x) / math.sqrt(len(x))), full_matrices=False)
+    kept = s > 1e-4 * s[0]
+    assert not kept.all()
+    assert not ((s > 5e-5 * s[0]) & (s < 2e-4 * s[0])).any()
+    expected = v[kept].T @ (s[kept] / (s[kept] ** 2 + damping) * (u[:, kept].T @ right))
+    ENGD(model, damping=damping, rcond=1e-8, line_search_fn=None).step((model, x))
+    np.testing.assert_allclose(start - flat(model), expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
+
+
+def test_the_root_of_a_weight_repeats_a_term():
+    model, x, edge = network(), torch.rand(6, 2, dtype=D), torch.rand(4, 2, dtype=D)
+    other = copy.deepcopy(model)
+    loss = ENGD(model).step((lambda p: model(p) - 1, x), (lambda p: math.sqrt(3) * model(p), edge))
+    twice = ENGD(other).step((lambda p: other(p) - 1, x), *[(other, edge)] * 3)
+    assert loss.item() == pytest.approx(twice.item(), rel=1e-12)
+    np.testing.assert_allclose(flat(model), flat(other), rtol=1e-7, atol=1e-9)
+
+
 def test_one_step_solves_a_linear_problem_with_several_residuals_a_point():
     model = nn.Linear(3, 2).double()
     x, y = torch.randn(20, 3, dtype=D), torch.randn(20, 2, dtype=D)
@@ -183,6 +209,15 @@ def test_copies_and_checkpoints_continue_equally():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
+def test_checkpoints_from_before_rcond_load():
+    model = network()
+    optimizer = ENGD(model)
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["param_groups"][0]["rcond"]
+    optimizer.load_state_dict(state)
+    assert optimizer.step((model, torch.rand(4, 2, dtype=D))).isfinite()
+
+
 LINEAR = nn.Linear(2, 1).double()
 POINTS = torch.ones(3, 2, dtype=D)
 
@@ -193,6 +228,13 @@ POINTS = torch.ones(3, 2, dtype=D)
         (lambda: ENGD(LINEAR.parameters()), None, r"ENGD: model: expected a torch\.nn\.Module"),
         (lambda: ENGD(LINEAR, line_search_fn="backtracking"), None, "ENGD: line_search_fn: expected"),
         (lambda: ENGD(LINEAR, damping=-1.0), None, "ENGD: damping: expected"),
+        (lambda: ENGD(LINEAR, rcond=1.0), None, "ENGD: rcond: expected a number below 1"),
+        (lambda: ENGD(LINEAR, rcond="1e-13"), None, "ENGD: rcond: expected"),
+        (
+            lambda: ENGD(LINEAR, rcond=1e-13),
+            ((lambda p: 1e200 * (LINEAR(p) - LINEAR(p).detach()), POINTS),),
+            "ENGD: step: expected finite products of derivatives",
+        ),
         (lambda: SPRING(LINEAR, norm_constraint=0.0), None, "SPRING: norm_constraint: expected"),
         (lambda: SPRING(LINEAR, chunk_size=0), None, "SPRING: chunk_size: expected"),
         (lambda: SPRING(LINEAR, momentum=1.0), None, "SPRING: momentum: expected a number below 1"),
@@ -201,6 +243,7 @@ POINTS = torch.ones(3, 2, dtype=D)
         (lambda: ENGD(LINEAR), ((LINEAR, torch.ones(())),), "ENGD: step: samples: expected tensors"),
         (lambda: ENGD(LINEAR), ((LINEAR, [POINTS, POINTS[:2]]),), "ENGD: step: samples: expected tensors"),
         (lambda: ENGD(LINEAR), ((lambda p: 1.0, POINTS),), "expected a function of one sample that returns a floating"),
+        (lambda: ENGD(LINEAR), ((LINEAR, POINTS), (lambda p: LINEAR(p)[:0], POINTS)), "returns at least one number"),
         (lambda: ENGD(LINEAR), ((lambda p: LINEAR(p) / 0, POINTS),), "ENGD: step: expected finite values"),
         (
             lambda: ENGD(LINEAR),

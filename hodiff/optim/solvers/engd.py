@@ -21,19 +21,23 @@ class ENGD(ResidualOptimizer):
     $$ \phi \leftarrow \alpha \phi + J^\top (J J^\top + \mu I)^{-1} (r - \alpha J \phi), \qquad
        \theta \leftarrow \theta - \gamma\, \phi $$
 
-    For physics-informed networks, with a term for the equation and one for each boundary condition. The matrix has as
-    many rows as there are residuals; with fewer parameters than residuals, the equivalent equations in the parameters
-    are solved. Memory is that of J, a number for each residual and parameter, and of the matrix. Use float64: products
-    square the condition of J, and in float32 `damping` must be larger than their rounding.
+    For physics-informed networks, with a term for the equation and one for each boundary condition. All terms have
+    equal weights; for a weight w, multiply the function by the root of w. The matrix has as many rows as there are
+    residuals; with fewer parameters than residuals, the equivalent equations in the parameters are solved. Memory is
+    that of J, a number for each residual and parameter, and of the matrix. Use float64: products square the condition
+    of J, and in float32 `damping` or `rcond` must exceed their rounding.
 
     Args:
         model: Module whose parameters are trained.
         lr: $\gamma$, a number or a tensor with one number; with a line search, the longest step.
-        damping: $\mu$.
+        damping: $\mu$, in units of squared derivatives; it may be 0 if `rcond` is a number.
         momentum: $\alpha$; at 0 each step depends on its own points only.
         line_search_fn: "grid" takes the step of least loss among $\gamma, \gamma / 2, \dots, \gamma / 2^{30}$, or none
             if all raise it. The search ends five halvings after the best step; each costs an evaluation of the
             residuals. None takes the full step.
+        rcond: Cutoff of the pseudo-inverse: eigenvalues of $J J^\top$ up to this number times the largest have no part
+            in the solution. The first source has damping 0 and a cutoff of $\epsilon$ times the number of parameters,
+            such as 1e-13 in float64. None solves by a Cholesky factor, which is faster.
         chunk_size: Number of points that are differentiated together; None for all.
 
     Raises:
@@ -67,6 +71,7 @@ class ENGD(ResidualOptimizer):
         momentum: float = 0.0,
         *,
         line_search_fn: str | None = GRID,
+        rcond: float | None = None,
         chunk_size: int | None = None,
     ):
         require_choice("ENGD", "line_search_fn", line_search_fn, (GRID,), optional=True)

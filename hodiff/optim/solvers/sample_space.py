@@ -39,6 +39,11 @@ class _OneSample(nn.Module):
                 f"{self.caller}: step: function: expected a function of one sample that returns a floating-point "
                 f"tensor, got {got}."
             )
+        if not found.numel():
+            raise InputError(
+                f"{self.caller}: step: function: expected a function of one sample that returns at least one number, "
+                f"got {describe(found)}; leave out terms without residuals."
+            )
         # A complex number is a row for each of its parts.
         return (torch.view_as_real(found.resolve_conj()) if found.is_complex() else found).reshape(-1)
 
@@ -164,17 +169,23 @@ class SampleSpaceOptimizer(SolverOptimizer):
         sizes = [each.shape[1] for each in rows]
         if sum(sizes) < len(right):
             joint = torch.cat(list(rows), 1)
-            return list(self._cholesky(joint.T @ joint, joint.T @ right).split(sizes))
+            return list(self._solve(joint.T @ joint, joint.T @ right).split(sizes))
         gram = rows[0] @ rows[0].T
         for each in rows[1:]:
             gram.addmm_(each, each.T)
-        solution = self._cholesky(gram, right)
+        solution = self._solve(gram, right)
         return [each.T @ solution for each in rows]
 
-    def _cholesky(self, matrix: Tensor, right: Tensor) -> Tensor:
+    def _solve(self, matrix: Tensor, right: Tensor) -> Tensor:
         # Factors in float64 leave the rounding of the products only.
         wide = torch.float32 if matrix.device.type == "mps" else torch.float64
-        matrix = matrix.to(wide)
+        matrix, found = matrix.to(wide), right.to(wide)
+        # SPRING and old checkpoints lack this setting.
+        cutoff = self.param_groups[0].get("rcond")
+        if cutoff is not None:
+            # Finite derivatives may have products that overflow.
+            require_finite(self.caller, "products of derivatives", [matrix])
+            return _pseudo_inverse_product(matrix, found, self.setting("damping"), cutoff).to(right.dtype)
         matrix.diagonal().add_(self.setting("damping"))
         factor, info = torch.linalg.cholesky_ex(matrix)
         if bool(info):
@@ -182,4 +193,12 @@ class SampleSpaceOptimizer(SolverOptimizer):
                 f"{self.caller}: damping: expected damping with which the equations are positive definite in "
                 f"{right.dtype}, got {self.setting('damping')!r}; increase it, or use a model in float64."
             )
-        return torch.cholesky_solve(right.to(wide)[:, None], factor)[:, 0].to(right.dtype)
+        return torch.cholesky_solve(found[:, None], factor)[:, 0].to(right.dtype)
+
+
+def _pseudo_inverse_product(matrix: Tensor, right: Tensor, damping: float, cutoff: float) -> Tensor:
+    """Solve the damped equations along eigenvectors of the matrix whose eigenvalues exceed the cutoff."""
+    values, vectors = torch.linalg.eigh(matrix)
+    inverses = torch.where(values > cutoff * values[-1], 1 / (values + damping), 0.0)
+    product: Tensor = vectors @ (inverses * (vectors.T @ right))
+    return product

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import (
     GridInterpolationKernel,
+    InducingPointKernel,
     LinearKernel,
     MaternKernel,
     RBFKernel,
@@ -16,6 +17,7 @@ from gpytorch.kernels import (
     ScaleKernel,
     SpectralDeltaKernel,
 )
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import to_linear_operator
 
 import hodiff
@@ -269,6 +271,99 @@ def test_predictions_of_features_at_all_training_points():
     close(product, (slopes[0] - slopes[1]) / (2 * step), rtol=1e-5)
 
 
+INDUCING = torch.tensor([[0.1, 0.2], [0.8, 0.3], [0.4, 0.9]], dtype=D)
+
+
+def rbf(a, b):
+    return (-(a[:, None] - b[None]).square().sum(-1) / 2).exp()
+
+
+def inducing_kernel():
+    base = RBFKernel().double().requires_grad_(False)
+    base.lengthscale = 1.0
+    return InducingPointKernel(base, INDUCING.clone(), gpytorch.likelihoods.GaussianLikelihood()).double()
+
+
+def through_inducing_points(x, y, inducing=INDUCING):
+    return rbf(x, inducing) @ torch.linalg.solve(rbf(inducing, inducing), rbf(inducing, y))
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_inducing_points_as_a_function_of_two_points(diagonal):
+    kernel, centers = inducing_kernel().eval(), torch.tensor([[0.3, 0.5], [0.7, 0.6]], dtype=D)
+    weights = torch.eye(2, dtype=D) if diagonal else torch.tensor([[1.0, 0.3], [-0.2, 0.7]], dtype=D)
+
+    def of(x):
+        found = kernel(x, centers, diag=diagonal)
+        return (found if diagonal else (found.to_dense() * weights)).sum()
+
+    def formula(x):
+        return (weights * through_inducing_points(x, centers)).sum()
+
+    with higher_order():
+        apart = centers + 0.1
+        close(hodiff.hessian_matrix(of, apart), hodiff.hessian_matrix(formula, apart))
+        with pytest.raises(hodiff.InputError, match="InducingPointKernel: expected different points"):
+            hodiff.hessian_matrix(of, centers.clone())
+        with gpytorch.settings.sgpr_diagonal_correction(False):
+            close(of(centers.clone()), formula(centers))
+            for H in (hodiff.hessian_matrix(of, centers.clone()), torch.func.hessian(of)(centers.clone()).view(4, 4)):
+                close(H, hodiff.hessian_matrix(formula, centers))
+        # Equal points of a single variable have a derivative.
+        variances = hodiff.hessian_matrix(lambda x: kernel(x).to_dense().diagonal().sum(), centers.clone())
+        assert variances.abs().max() < 1e-12
+
+
+def test_evidence_by_inducing_points():
+    evidence = Evidence(inducing_kernel())
+    parameters = parameters_of(evidence)
+    own = ("inducing_points", "raw_outputscale", "raw_noise")
+    chosen = {name: each for name, each in parameters.items() if name.endswith(own)}
+
+    def loss(p):
+        return torch.func.functional_call(evidence, {**parameters, **p}, ())
+
+    def dense(p):
+        """The log marginal likelihood, and the trace that the kernel adds, with the noise of its own likelihood."""
+        u, outer = (next(each for key, each in p.items() if key.endswith(name)) for name in own[:2])
+        noises = {key: 1e-4 + torch.nn.functional.softplus(each) for key, each in p.items() if key.endswith(own[2])}
+        first, last = (noises[key] for key in sorted(noises, key=lambda key: "base_kernel" in key))
+        Q = through_inducing_points(X, X, u)
+        K = torch.nn.functional.softplus(outer) * Q + first * torch.eye(COUNT, dtype=D)
+        L = torch.linalg.cholesky(K)
+        white = torch.linalg.solve_triangular(L, Y[:, None], upper=False)
+        likelihood = -white.square().sum() / 2 - L.diagonal().log().sum() - COUNT / 2 * math.log(2 * math.pi)
+        return likelihood - ((1 - Q.diagonal()) / last).sum() / 2
+
+    with higher_order():
+        close(loss(chosen), dense(chosen))
+        close(hodiff.hessian_matrix(loss, chosen), hodiff.hessian_matrix(dense, chosen), rtol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:The input matches")
+def test_predictions_by_inducing_points():
+    kernel = inducing_kernel()
+    process = Process(kernel, kernel.likelihood)
+    process.covar_module = kernel
+    process.double().eval()
+    points = torch.tensor([[0.3, 0.5], [0.7, 0.6], [0.9, 0.1]], dtype=D)
+    direction = torch.randn(points.shape, dtype=D, generator=torch.Generator().manual_seed(0))
+
+    def mean_and_variance(x):
+        found = process(x)
+        return found.mean.sum() + found.covariance_matrix.sum()
+
+    def slope(x):
+        return torch.autograd.grad(mean_and_variance(x.requires_grad_()), x)[0]
+
+    with higher_order():
+        found = hodiff.hvp(mean_and_variance, points, direction)
+        with pytest.raises(hodiff.InputError, match="InducingPointKernel: expected different points"):
+            hodiff.hvp(mean_and_variance, X, torch.ones_like(X))
+    step = 1e-5 * direction
+    close(found, (slope(points + step) - slope(points - step)) / 2e-5, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(nu=2.5)])
 def test_predictions_at_training_points(kernel):
     process = Process(kernel(), gpytorch.likelihoods.GaussianLikelihood()).double().eval()
@@ -320,6 +415,8 @@ def test_the_packages_are_as_before_afterwards():
     with pytest.raises(ZeroDivisionError), higher_order(), higher_order():
         raise ZeroDivisionError
     assert "apply" not in vars(gpytorch.functions.rbf_covariance.RBFCovariance)
+    for replaced in (InducingPointKernel._get_covariance, LazyEvaluatedKernelTensor._getitem):
+        assert replaced.__module__.startswith("gpytorch")
     assert gpytorch.settings.detach_test_caches.on()
     assert gpytorch.settings.fast_computations.log_prob.on()
     assert torch.equal(RBFKernel().double()(X).to_dense(), originals)
