@@ -64,8 +64,8 @@ def test_forward_mode_inside_the_function_matches(compilations: list[fx.GraphMod
     assert compilations
 
 
-# The model decides which operators are captured, and the kind what surrounds them: every model meets the Hessian and one
-# other kind. The tests below capture every kind for one model.
+# The model decides which operators are captured, and the kind what surrounds them: every model meets the Hessian and
+# one other kind. The tests below capture every kind for one model.
 PAIRS = [(name, "hessian") for name in MODELS] + thinned_pairs(MODELS, list(KINDS)[1:], by=3)
 
 
