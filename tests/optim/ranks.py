@@ -2,7 +2,6 @@
 
 import copy
 import io
-import itertools
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -105,13 +104,10 @@ def one_process(case: Case, **options: Any) -> Problem:
 
 
 def steps_are_those_of_one_process() -> None:
-    settings = itertools.cycle(each for each in WRAPS if each not in ("plain", "DDP"))
     for name, case in CASES.items():
         options = GENTLE.get(name, {})
         expected = one_process(case, **options)
-        # Optimizers that intercept the backward pass meet every setting.
-        chosen = WRAPS if case.loop else ("plain", next(settings))
-        for wrap in (WRAPS[each] for each in chosen):
+        for wrap in WRAPS.values():
             problem = Problem()
             optimizer = case(problem.model.parameters(), process_group=dist.group.WORLD, **options)
             train(case, problem, optimizer, wrap(problem.model), half)
