@@ -283,5 +283,5 @@ def test_several_processes_match_one():
 def test_corrected_operators_are_not_silently_wrong():
     """The invented calls are the same in every run."""
     found = mutated_audit(ruled_and_some(), cases=2)
-    assert found.total("corrected").judged > 350
+    assert found.total("corrected").judged > 270
     assert not found.silent, str(found)

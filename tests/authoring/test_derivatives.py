@@ -31,10 +31,9 @@ def contracted(function, inputs):
     return loss, torch.cat([x.reshape(-1) for x in inputs])
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("problem", slow_except(PROBLEMS, PROBLEMS[1::3], lambda problem: problem.name))
+@pytest.mark.parametrize("problem", PROBLEMS[1::12], ids=lambda problem: problem.name)
 def test_check_passes(problem):
-    hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 2} | problem.check))
+    hodiff.assert_differentiable(problem.function, problem.inputs, order=2)
 
 
 @pytest.mark.slow
@@ -56,8 +55,9 @@ def test_every_route_matches_closed_form(problem, order):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"{route}: {text}")
 
 
+# A rule of each kind: custom_jvp, custom_vjp, elementwise.
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", PROBLEMS[::3], ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[3], PROBLEMS[9]], ids=lambda problem: problem.name)
 def test_compiles_without_graph_breaks(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, vmap=False, scipy=False, compile="aot_eager")
 

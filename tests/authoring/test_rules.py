@@ -150,8 +150,7 @@ def test_integer_outputs_have_no_derivative():
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[0], lambda x: x.reshape(-1)])
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[0]], ids=["itself", "part"])
 def test_functions_may_return_views_of_their_argument(view):
     f = jvp_of(lambda primals, tangents: (view(primals[0]), 3 * view(tangents[0])), view)
     g = vjp_of(lambda x: (view(x), x), lambda x, c: (3 * torch.func.vjp(view, x)[1](c)[0],), view)

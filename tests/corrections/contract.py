@@ -26,7 +26,7 @@ class Contract:
     # Cases of which the quick tests compare every `one_in`-th
     quick: ClassVar[Collection[str] | None] = None
     one_in: ClassVar[int] = 1
-    # Cases that the slow test compiles: by default, every fifth of those that Dynamo supports
+    # Cases that the slow test compiles: by default, every tenth of those that Dynamo supports
     compiled: ClassVar[Collection[str] | None] = None
     not_compiled: ClassVar[Collection[str]] = ()
     not_batched: ClassVar[Collection[str]] = ()

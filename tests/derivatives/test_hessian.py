@@ -27,11 +27,12 @@ def test_matrix_matches_reference_and_is_symmetric(case: Case, route: str) -> No
     assert matrix.equal(matrix.T)
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_blocks_match_reference(case: Case, route: str) -> None:
+# The routes compute the rows of blocks and of matrices; only the places of the rows differ.
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
+def test_blocks_match_reference(case: Case) -> None:
     x, args = case.inputs()
-    blocks = hessian(case.function, route=route)(x, *args)
+    blocks = hessian(case.function)(x, *args)
     known = reference(case.name)
     known.check(assemble(blocks, x), known.hessian)
 

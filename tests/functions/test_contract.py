@@ -79,20 +79,38 @@ def others_slow(cases, quick):
 FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
 
 
-# The third-order test of a case includes second order.
-SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
-
-
-@pytest.mark.one_in(7)
-@others_slow(SECOND, quick=FIRST[1::3])
+# The third-order test of a case includes second order, so one such case is enough, for the quick tests.
+@others_slow([FIRST[1], *(case for case in EXACT if case.order == 2)], quick=FIRST[1:2])
 def test_second_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
+# Other settings of a Function share its rules, so that their third derivatives need no differences and no probes. The
+# name of a setting follows a hyphen.
+THIRD = [case for case in EXACT if case.order > 2]
+FIRST_OF_FUNCTION = list({case.Function or case.name: case for case in reversed(THIRD)}.values())
+SETTINGS = [case for case in THIRD if "-" in case.name and case not in FIRST_OF_FUNCTION and case.reference]
+
+
 @pytest.mark.slow
-@others_slow([case for case in EXACT if case.order > 2], quick=FIRST[::6])
+@parametrize_by([case for case in THIRD if case not in SETTINGS])
 def test_third_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
+
+
+@pytest.mark.slow
+@parametrize_by(SETTINGS)
+def test_third_derivatives_match_the_reference_by_every_route(case):
+    inputs = case.draw()
+    (ours, point), (theirs, _) = contracted(case, inputs), contracted(case, inputs, case.reference)
+    along = direction(point, 3), direction(point, 4)
+    expected = derivative(theirs, "reverse-over-reverse-over-reverse")(point, *along)
+    for route in route_names(3):
+        assert_close(derivative(ours, route)(point, *along), expected, 1e-9)
+        if case.vmap and route.endswith("reverse-over-reverse"):
+            scales = torch.tensor([1.0, -0.5], dtype=point.dtype)
+            batched = torch.func.vmap(lambda s, route=route: derivative(ours, route)(point, s * along[0], along[1]))
+            assert_close(batched(scales), scales[:, None] * expected, 1e-9)
 
 
 # Each case takes seconds: compile the first of each family. The training steps below compile all cases.
@@ -100,7 +118,7 @@ COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
 @pytest.mark.slow
-@others_slow(COMPILED, quick=[case for case in COMPILED if case.name == "log_sigmoid"])
+@parametrize_by(COMPILED)
 def test_compiled_derivatives_match(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of graph inputs differently from a Function of intermediates.

@@ -22,6 +22,7 @@ import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 
 ALL = architectures()
+FEW_PARAMETERS = 1000
 
 
 def each(*, measured=False):
@@ -71,7 +72,10 @@ def test_preflight_has_the_expected_verdict(architecture):
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each(measured=True))
 def test_products_match_by_every_route(architecture):
-    errors = dict(route_errors(require_package(architecture)))
+    # Forward-over-forward differentiates along each parameter in turn. The check above compares it along one direction.
+    size = sum(each.numel() for each in require_package(architecture).made().model.parameters())
+    routes = [each for each in architecture.routes if each != "forward-over-forward" or size < FEW_PARAMETERS]
+    errors = dict(route_errors(architecture, routes))
     assert max(errors.values()) < tolerance(architecture), errors
 
 

@@ -101,7 +101,16 @@ def test_fisher_matches_its_definition(name: str, padded: bool) -> None:
     close(A @ v[:, 0], expected @ v[:, 0])
     batches = [(INPUTS[:CUT], y[:CUT]), (INPUTS[CUT:], y[CUT:])]
     close(FisherOperator(model, loss, W, data=batches).to_dense(), expected)
-    # Monte Carlo estimates converge to the same matrix.
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", [name for name in KNOWN if name != "smoothed module"])
+def test_monte_carlo_estimates_converge(name: str) -> None:
+    """Labels are drawn likewise for a smoothed function and module, so that the function stands for both."""
+    model, loss, outcomes = KNOWN[name]
+    y = targets_for(outcomes, True)
+    expected = FisherOperator(model, loss, W, INPUTS, y).to_dense()
+    batches = [(INPUTS[:CUT], y[:CUT]), (INPUTS[CUT:], y[CUT:])]
     drawn = FisherOperator(model, loss, W, data=batches, samples=3000).to_dense()
     assert float((drawn - expected).norm() / expected.norm()) < 0.1
 

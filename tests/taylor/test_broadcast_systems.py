@@ -200,7 +200,8 @@ def supported(name, rows):
 @pytest.mark.parametrize(("rows", "count"), [(2, 2), (3, 2)])
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_batches_that_broadcast_match(name, rows, count):
-    found = list(supported(name, rows))
+    # A rule confuses rows with coordinates only if they are equally many; otherwise fewer shapes are enough.
+    found = list(supported(name, rows))[:: 1 if rows == count else 4]
     assert found
 
     def f(x):

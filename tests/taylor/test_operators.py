@@ -23,8 +23,9 @@ from hodiff.taylor.registry import RULES
 ROOT = Path(__file__).resolve().parents[2]
 D = torch.float64
 X = torch.tensor([0.3, -0.4, 0.9], dtype=D)
-# The slow test takes every n-th operator to the fifth order, and all to the third.
-ONE_IN = 10
+# The slow test takes every n-th operator to the fifth order, and all to the third: rules are loops over the orders, and
+# the tests of elementwise functions go to the tenth.
+ONE_IN = 20
 
 
 def test_page_matches_the_saved_table():
@@ -165,7 +166,7 @@ def test_no_operator_has_a_defect(order):
     names = list(database())[:: ONE_IN if order == 5 else 1]
     found = jet_audit(names, order=order)
     assert not found.defects, str(found)
-    assert found.counts["right"] > (500 if order == 3 else 45)
+    assert found.counts["right"] > (500 if order == 3 else 22)
     kept = jets_on_file().operators
     worse = [name for name, each in found.operators.items() if kept[name].status == "right" != each.status]
     assert not worse, [(name, dataclasses.asdict(found.operators[name])) for name in worse]

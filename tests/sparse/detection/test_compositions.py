@@ -120,15 +120,10 @@ pytestmark = [
 ]
 
 
+# Rules know their own operator alone: four hundred programs call each of the 47 operators some forty times.
 @pytest.mark.slow
-def test_patterns_of_eight_random_programs_are_complete():
-    for seed in range(8):
-        assert_nothing_is_missing(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 100))
-def test_patterns_of_a_thousand_random_programs_are_complete(first):
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_patterns_of_random_programs_are_complete(first):
     full = sum(assert_nothing_is_missing(seed) for seed in range(first, first + 100))
     assert full < 90
 

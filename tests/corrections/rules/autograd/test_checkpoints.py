@@ -93,8 +93,9 @@ def product(function, p, v):
 def _quiet():
     with silence_torch_warnings():
         yield
-    # In torch 2.11 an error leaves a checkpoint open until its traceback is collected.
-    gc.collect()
+    # In torch 2.11 an error leaves a checkpoint open until its traceback is collected, which takes a second.
+    if torch.__version__ < "2.12":
+        gc.collect()
 
 
 @pytest.mark.one_in(12)

@@ -30,7 +30,9 @@ def test_derivatives_match_differences_by_every_route(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
-    hodiff.assert_differentiable(corrected(CALLS[name]), X, order=3, compile="aot_eager")
+    """Modules and operators run the rules of the two functions, which alone are compiled."""
+    backend = "aot_eager" if name in ("hardsigmoid", "glu") else False
+    hodiff.assert_differentiable(corrected(CALLS[name]), X, order=3, compile=backend)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -134,7 +134,7 @@ def test_a_number_fills_constants_by_every_route(name):
 class TestContract(Contract):
     cases, order, one_in, wrong_one_in = CASES, 3, 18, 8
     # Dynamo refuses the gradient of a constant tangent, writes in place, and masks.
-    compiled = ("scatter", "scatter twice", "scatter_reduce mean")
+    compiled = ("scatter", "scatter_reduce mean")
     # torch.func.vmap cannot write a batch into an unbatched tensor.
     not_batched = tuple(name for name in CASES if name.startswith("in place"))
     wrong = (

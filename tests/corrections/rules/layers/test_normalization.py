@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from slow_cases import slow_except
 from torch import nn
 
 import hodiff
@@ -221,11 +220,14 @@ NAMED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_except(NAMED, ("layer",)))
-def test_third_derivatives_match_differences(name):
-    """Group norm and RMS norm are included, although torch's own rules are right."""
+@pytest.mark.parametrize("name", NAMED)
+def test_derivatives_match_differences(name):
+    """Group norm and RMS norm are included, although torch's own rules are right.
+
+    All names call one Function, whose own tests compare third derivatives.
+    """
     hodiff.assert_differentiable(
-        hodiff.corrected()(NAMED[name]), randn(2, 3), order=3, scipy=False, vmap="native" not in name
+        hodiff.corrected()(NAMED[name]), randn(2, 3), order=2, scipy=False, vmap="native" not in name
     )
 
 
