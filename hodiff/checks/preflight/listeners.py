@@ -22,6 +22,7 @@ from hodiff.corrections.mechanism.values import mixes_complex_number
 from hodiff.corrections.rules.distances.lengths import LENGTHS
 from hodiff.corrections.rules.linalg.symmetric import are_nearly_equal
 from hodiff.derivatives.capture.refusals import line_now
+from hodiff.graphs import nodes_from
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks
 from hodiff.torch_internals.autograd.graph_nodes import called_functions, raises_when_run
@@ -126,6 +127,8 @@ class CallListener(TorchFunctionMode):
             if case not in self.judged:
                 self.judged[case] = (RIGHT, "") if fine else judge(func, name, correction, why, self.correct, mixed)
             routes, remedy = UNKNOWN if _without_derivative(result) else self.judged[case]
+            if refusal := _refusal(result, args):
+                routes, remedy = dict.fromkeys(ROUTES, "raises"), refusal.rpartition("; ")[2].rstrip(".")
             use.routes = {
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
             }
@@ -236,6 +239,15 @@ def _without_derivative(result: Any) -> bool:
     """Whether torch recorded that the result has no derivative."""
     nodes = (each.grad_fn for each in pytree.tree_leaves(result) if isinstance(each, Tensor))
     return any(node is not None and raises_when_run(node) for node in nodes)
+
+
+def _refusal(result: Any, args: tuple[Any, ...]) -> str:
+    """Why a correction refuses derivatives of this call; empty if it does not."""
+    ends, nodes = (
+        [each.grad_fn for each in pytree.tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, result)
+    )
+    refusals = (getattr(node, "refusal", "") for node in nodes_from(nodes, ends))
+    return next(filter(None, refusals), "")
 
 
 def _holds_numbers(result: Any) -> bool:

@@ -25,7 +25,11 @@ is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batc
 
 def any_legacy_batched(inputs: Iterable[Any]) -> bool:
     """Whether a tensor among some values is batched by `is_grads_batched=True`."""
-    return any(isinstance(each, Tensor) and is_legacy_batched(each) for each in inputs)
+    # A generator would take as many calls as there are inputs.
+    for each in inputs:  # noqa: SIM110
+        if isinstance(each, Tensor) and is_legacy_batched(each):
+            return True
+    return False
 
 
 def call_below_legacy_batch(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:

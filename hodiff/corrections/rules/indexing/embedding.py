@@ -40,19 +40,19 @@ class _Refused(AnyOrderFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save the message."""
         del output
-        ctx.message = inputs[1]
+        ctx.refusal = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         """Raise."""
         del cotangent
-        raise RouteError(ctx.message)
+        raise RouteError(ctx.refusal)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Raise."""
         del tangents
-        raise RouteError(ctx.message)
+        raise RouteError(ctx.refusal)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, None], weight: Tensor, message: str) -> tuple[Tensor, int | None]:
