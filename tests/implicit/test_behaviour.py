@@ -256,6 +256,24 @@ def test_minimizers_find_the_minimum(name):
     torch.testing.assert_close(slope, (1 + P**2) ** -0.5, rtol=1e-4, atol=0)
 
 
+def test_lengths_of_other_computations_are_no_concern_of_a_solver():
+    kept = []
+
+    def total(x):
+        kept.append((x - 1).norm())
+        return kept[-1]
+
+    with hodiff.corrected():
+        torch.func.vmap(torch.func.grad(total))(torch.zeros(2, 3))
+
+    def objective(x, p):
+        return (hodiff.functions.log_cosh(x) - p * x).sum()
+
+    f = argmin(objective, MINIMIZERS["scipy trust-exact"], residual_tol=1e-4)
+    slope = torch.func.grad(lambda p: f(torch.zeros(3, dtype=torch.float64), p).sum())(P / 4)
+    torch.testing.assert_close(slope, 1 / (1 - (P / 4) ** 2), rtol=1e-4, atol=0)
+
+
 def test_anderson_takes_fewer_steps_than_picard():
     counts = {}
     for name, solver in (("picard", picard()), ("anderson", anderson())):

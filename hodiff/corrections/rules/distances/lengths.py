@@ -12,17 +12,19 @@ only, where they are differentiated as $E + O\, n$: exactly if they are smooth, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.mechanism.values import numbers_of
 from hodiff.torch_internals.autograd.func_calls import carry_through_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, below_transforms, is_wrapped
+from hodiff.torch_internals.interception import without_function_modes
 from hodiff.torch_internals.tensors import version_of
 
 # Power of the range of the dtype within which powers are powers of a length: derivatives of the root have the third.
@@ -215,15 +217,24 @@ def find(argument: Any) -> Graded | None:
     return found if found is not None and found.holds(argument) else None
 
 
-def receiver_of_a_kink(nodes: Iterable[Any]) -> Any:
+def receiver_of_a_kink(nodes: Sequence[Any]) -> Any:
     """Return the first of some nodes of a graph that receives a length with zeros; None if there is none."""
+    if not (LENGTHS and nodes):
+        return None
+    received = {edge for node in nodes for edge in node.next_functions}
+    # Lengths of other computations are among them, which no mode of this one may see.
+    with without_function_modes(TorchFunctionMode):
+        edges = [
+            (graded, tensor, (tensor.grad_fn, tensor.output_nr))
+            for graded in list(LENGTHS.values())
+            if (tensor := graded.itself()) is not None and graded.root.kind == "length"
+        ]
     ends = set()
-    for graded in list(LENGTHS.values()):
-        tensor = graded.itself()
-        if tensor is not None and tensor.requires_grad and graded.root.kind == "length" and graded.holds(tensor):
+    for graded, tensor, edge in edges:
+        if edge in received and graded.holds(tensor):
             length = tensor if graded.length is None else graded.length
             if graded.root.zeros(length) is not None:
-                ends.add((tensor.grad_fn, tensor.output_nr))
+                ends.add(edge)
     return next((node for node in nodes if not ends.isdisjoint(node.next_functions)), None) if ends else None
 
 
