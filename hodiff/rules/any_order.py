@@ -100,7 +100,11 @@ def outside_graphs(function: F) -> F:
             return _disabled(function)(*args, **kwargs) if is_dynamo_loaded() else function(*args, **kwargs)
 
     # Keep dynamo from tracing this wrapper, too.
-    hide_from_dynamo(outside)
+    hide_from_dynamo(
+        outside,
+        f"hodiff's {function.__name__} reads numbers of tensors, so it runs outside of graphs; compile without "
+        "fullgraph=True",
+    )
     return cast(F, outside)
 
 
@@ -121,9 +125,5 @@ def _disabled(function: Any) -> Any:
     # A table would keep functions alive.
     known = vars(function)
     if "outside_graphs" not in known:
-        known["outside_graphs"] = torch.compiler.disable(
-            function,
-            reason=f"hodiff's {function.__name__} reads numbers of tensors, so it runs outside of graphs; compile "
-            "without fullgraph=True",
-        )
+        known["outside_graphs"] = torch.compiler.disable(function)
     return known["outside_graphs"]

@@ -273,7 +273,7 @@ ATTRIBUTES = {
     "state of a fully sharded module": ("_fsdp_param_group", "_fsdp_param_groups", "_mp_policy", "_training_state"),
     "custom operator": ("_backward_fn", "_opoverload", "_setup_context_fn"),
     "operators of oneDNN": ("_linear_pointwise",),
-    "disabled function": ("_torchdynamo_disable",),
+    "disabled function": ("_torchdynamo_disable", "_torchdynamo_disable_msg"),
     "compiled function": ("_torchdynamo_orig_callable", "_torchdynamo_wrapper_id"),
     "compiled module": ("_orig_mod",),
     "function that torch hides from dynamo": ("__dynamo_disable",),

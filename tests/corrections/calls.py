@@ -271,6 +271,8 @@ CALLS = [
     (torch.poisson_nll_loss, (X, NUMBERS, True, True, 0.1, 1), {}),
     (F.cosine_embedding_loss, (X, Y, PLACES[:, 0] - 1, 0.1, None, None, "sum"), {}),
     (torch.cosine_embedding_loss, (X, Y, PLACES[:, 0] - 1, 0.1, 1), {}),
+    (F.triplet_margin_loss, (X, Y, X.flip(0), 2.0, 2.0, 0.1, True, None, None, "sum"), {}),
+    (torch.triplet_margin_loss, (X, Y, X.flip(0), 2.0, 2.0, 0.1, False, 1), {}),
     (torch.linalg.householder_product, (SQUARE, SCALE), {}),
     (torch.orgqr, (SQUARE, SCALE), {}),
     (torch.Tensor.orgqr, (SQUARE, SCALE), {}),

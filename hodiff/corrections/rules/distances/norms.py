@@ -177,7 +177,8 @@ def _dist(input: Tensor, other: Tensor, p: float = 2.0) -> Any:
 
 
 @_not_finite(torch.pairwise_distance, F.pairwise_distance)
-def _pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    """Return the norms of x1 - x2 + eps along the last dimension, or why torch computes them."""
     return _vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 

@@ -1,4 +1,4 @@
-"""Rules for losses with masked terms, whose derivatives in torch include NaN or overwritten terms."""
+"""Rules for losses whose derivatives in torch include overwritten terms, or NaN of masked terms or distances of 0."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.mechanism.registry import register
+from hodiff.corrections.rules.distances.norms import pairwise_distance
 from hodiff.corrections.rules.losses.reduction import DEPRECATED, REDUCE
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
@@ -98,3 +99,56 @@ def _loss_of_cosines(
     cosine = (input1 * input2).sum(rank) / (squares[0] * squares[1]).sqrt()
     apart = (cosine - margin).clamp_min(0)
     return REDUCE[reduction](torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, 0)))
+
+
+_triplet = partial(
+    register,
+    name="torch.nn.functional.triplet_margin_loss",
+    routes=ROUTES,
+    reason="second derivatives are NaN at distances of 0; third derivatives that mix modes raise an error",
+    reference="the rule of torch.nn.functional.pairwise_distance",
+)
+
+
+@_triplet(F.triplet_margin_loss)
+def _triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    if size_average is not None or reduce is not None:
+        return unable(DEPRECATED)
+    return _loss_of_distances(anchor, positive, negative, margin, p, eps, swap, reduction)
+
+
+@_triplet(torch.triplet_margin_loss)
+def _loss_of_distances(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int | str = 1,
+) -> Any:
+    if not may_be_differentiated((anchor, positive, negative)):
+        return UNNEEDED
+    if not anchor.dim() == positive.dim() == negative.dim() or margin <= 0 or reduction not in REDUCE:
+        return INVALID
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        found = pairwise_distance(x, y, p, eps)
+        return found if isinstance(found, Tensor) else torch.pairwise_distance(x, y, p, eps)
+
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = torch.minimum(far, distance(positive, negative))
+    return REDUCE[reduction]((margin + near - far).clamp_min(0))

@@ -58,6 +58,14 @@ CALLS = {
         (draw(3, 2), draw(3, 2, seed=1)),
     ),
     "cosine, one": (lambda a, b: F.cosine_embedding_loss(a, b, torch.tensor(1)), (draw(3), draw(3, seed=1))),
+    "triplet": (
+        lambda a, p: F.triplet_margin_loss(a, p, a.flip(0) * 1.2, margin=2.5),
+        (draw(2, 3), draw(2, 3, seed=1)),
+    ),
+    "triplet, swapped": (
+        lambda a, p: F.triplet_margin_loss(a, p, a.flip(0) * 1.2, margin=2.5, p=3, swap=True, reduction="none"),
+        (draw(2, 3), draw(2, 3, seed=1)),
+    ),
     "multi_margin": (lambda x: F.multi_margin_loss(x.sin() * x, Y, weight=WEIGHT), (draw(2, 3),)),
     "multi_margin, squared": (lambda x: F.multi_margin_loss(x, Y, p=2, margin=0.8, reduction="none"), (draw(2, 3),)),
     "multi_margin, one": (lambda x: F.multi_margin_loss(x, torch.tensor(1), p=2), (draw(3),)),
