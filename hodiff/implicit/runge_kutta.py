@@ -210,10 +210,10 @@ class Integration:
         """Estimate of the error in the distance to a solution that begins nearby, as a multiple of rtol."""
         problem, start = self.problem, self.times[k] + share[0] * (self.times[k + 1] - self.times[k])
         absolute = replace(problem, atol=1.0, rtol=0.0)
-        reach = absolute.size(y, y) or 1e7 * problem.atol
+        reach = max(0.03 * absolute.size(y, y), 1e4 * problem.atol)
         with torch.no_grad():
             # Irregular, so that the slope depends on it, whatever the equation conserves.
-            first = [1e-3 * reach * torch.ones_like(x).cumsum(-1).sin() if x.ndim else x + 1e-3 * reach for x in y]
+            first = [reach * torch.ones_like(x).cumsum(-1).sin() if x.ndim else torch.full_like(x, reach) for x in y]
             nearby = [x + d for x, d in zip(y, first, strict=True)]
             end, found = self._step(k, share, nearby, problem.rates(start, nearby, self.params))
             last, *apart = (
@@ -223,7 +223,7 @@ class Integration:
         distance = max(absolute.size(first, first), absolute.size(last, last))
         if not math.isfinite(distance):
             return math.inf
-        rtol = max(problem.rtol, 1e4 * torch.finfo(y[0].dtype).eps)
+        rtol = max(problem.rtol, 1e2 * torch.finfo(y[0].dtype).eps)
         return _error(replace(problem, rtol=rtol, atol=rtol * distance), h, first, last, apart)
 
     def _first_step(self, y: State, slope: State) -> float:

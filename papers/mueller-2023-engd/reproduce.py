@@ -27,7 +27,7 @@ from papers.common import OURS, Claim, Reproduction, run, verdict
 Function = Callable[[Tensor], Tensor]
 ENGD, BFGS, ADAM = "ENGD", "BFGS", "Adam"
 POISSON, HEAT = "Poisson, 2-D", "heat, 1 + 1-D"
-STARTS, ITERATIONS = 1, {POISSON: 150, HEAT: 250}
+STARTS, ITERATIONS = 1, {POISSON: 250, HEAT: 400}
 LEAST_DAMPING, QUICK_CUTOFF = 1e-14, 1e-6
 ADAM_RATE = 1e-3
 

@@ -22,11 +22,12 @@ from hodiff.corrections.mechanism.values import mixes_complex_number
 from hodiff.corrections.rules.distances.lengths import LENGTHS
 from hodiff.corrections.rules.linalg.symmetric import are_nearly_equal
 from hodiff.derivatives.capture.refusals import line_now
+from hodiff.errors import RouteError
 from hodiff.graphs import nodes_from
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks
 from hodiff.torch_internals.autograd.graph_nodes import called_functions, raises_when_run
-from hodiff.torch_internals.interception import DispatchMode, run_operator
+from hodiff.torch_internals.interception import DispatchMode, run_operator, without_function_modes
 from hodiff.torch_internals.operators import schema_of
 
 _HERE = __name__.rpartition(".")[0]
@@ -76,11 +77,17 @@ class WatchedCorrections(Corrections):
     def __init__(self) -> None:
         super().__init__()
         self.why: Declined | None = None
+        self.refusal = ""
 
     def watch(self, call: Callable[[], Any]) -> tuple[Any, Declined | None]:
         """Return the value of a call, and why its rule declined it; None if no rule declined."""
-        self.why = None
-        return call(), self.why
+        self.why, self.refusal = None, ""
+        try:
+            return call(), self.why
+        except RouteError as error:
+            self.refusal = str(error)
+            with without_function_modes(WatchedCorrections):
+                return call(), self.why
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         """Record the reason, and run torch's function."""
@@ -117,7 +124,8 @@ class CallListener(TorchFunctionMode):
                 self.branches[line_now()] += 1
         elif not name.endswith(_SHAPES):
             self._followed.follow(result, (args, kwargs))
-        if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
+        refusal = self.corrections.refusal or _refusal(result, args)
+        if not name.endswith(_NO_OPERATIONS) and (refusal or _differentiable(result)):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
             correction = correction_of(func, args)
@@ -127,7 +135,7 @@ class CallListener(TorchFunctionMode):
             if case not in self.judged:
                 self.judged[case] = (RIGHT, "") if fine else judge(func, name, correction, why, self.correct, mixed)
             routes, remedy = UNKNOWN if _without_derivative(result) else self.judged[case]
-            if refusal := _refusal(result, args):
+            if refusal:
                 routes, remedy = dict.fromkeys(ROUTES, "raises"), refusal.rpartition("; ")[2].rstrip(".")
             use.routes = {
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES

@@ -15,8 +15,9 @@ from hodiff.corrections.mechanism.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, is_batched
+from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo
 from hodiff.torch_internals.tensors import has_numbers
 
 # Modes in the order of torch.embedding_bag's numbers.
@@ -70,12 +71,10 @@ def _without_options(
     if max_norm is not None:
         norms = weight.detach().norm(norm_type, dim=1, keepdim=True)
         if _exceed(norms, input, max_norm):
-            return _Refused.call(
-                weight * torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1),
-                f"{name}: expected rows of the weight with norms of at most max_norm={max_norm} for a derivative by "
-                "the weight, got a row that torch rescales in place, outside of the graph; rescale the weight before, "
-                "as one call under torch.no_grad() does, or set max_norm=None.",
-            )
+            if torch.compiler.is_compiling():  # traced, the formula alone would be differentiated
+                _refuse(name, max_norm)
+            scale = torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1)
+            return _Refused.call(weight * scale, _rescaled(name, max_norm))
     if not scaled:
         return weight
     return _Refused.call(
@@ -84,6 +83,28 @@ def _without_options(
         "gradients by counts of rows so that they are no derivatives; set scale_grad_by_freq=False, detach the weight, "
         "or use torch's gradients by correct=False or outside of corrected().",
     )
+
+
+def _rescaled(name: str, max_norm: float) -> str:
+    return (
+        f"{name}: expected rows of the weight with norms of at most max_norm={max_norm} for a derivative by the "
+        "weight, got a row that torch rescales in place, outside of the graph; rescale the weight before, as one call "
+        "under torch.no_grad() does, or set max_norm=None."
+    )
+
+
+def _refuse(name: str, max_norm: float) -> None:
+    """Raise; dynamo, which does not know the numbers, runs the caller uncompiled instead."""
+    raise RouteError(_rescaled(name, max_norm))
+
+
+hide_from_dynamo(_refuse, "max_norm changes a weight by its numbers")
+
+
+def require_no_rescaling(weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
+    """Raise if a captured program would rescale rows of a weight that may be differentiated."""
+    if may_be_differentiated() and _exceed(weight.detach().norm(norm_type, dim=1, keepdim=True), input, max_norm):
+        raise RouteError(_rescaled("embedding", max_norm))
 
 
 def _exceed(norms: Tensor, input: Tensor, max_norm: float) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hodiff.corrections.mechanism.declining import UNNEEDED, Declined
 from hodiff.corrections.mechanism.operator_rules import calls, rule_of, with_others
 from hodiff.corrections.rules.distances.cdist import COMPUTE_MODES
+from hodiff.corrections.rules.indexing.embedding import require_no_rescaling
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.functions.normalization import standardization as formulas
 from hodiff.functions.normalization.standardization import StatisticsLayout, wide
@@ -70,6 +71,13 @@ def _embedding(
 ) -> Any:
     options = {"scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
     return rule_of(F.embedding)(indices, weight, padding_idx if padding_idx >= 0 else None, **options)
+
+
+@calls(F.embedding, "embedding_renorm_")
+def _embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Any:
+    # A program captures it apart from the lookup, for a detached weight.
+    require_no_rescaling(weight, indices, max_norm, norm_type)
+    return UNNEEDED
 
 
 def _of_normalization(

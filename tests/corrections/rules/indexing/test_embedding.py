@@ -7,6 +7,7 @@ from corrections.against_torch import same_value
 from corrections.contract import Contract
 from drawing import draw
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hodiff
 
@@ -137,6 +138,39 @@ def test_options_without_derivatives_are_refused(name, derivative):
     with pytest.raises(hodiff.RouteError, match=f"embedding.*: expected .*{option}"):
         take(corrected(lambda w: lookup(w).tanh().sum()), weight)
     assert torch.equal(weight.detach(), before)  # which max_norm would change
+
+
+@pytest.mark.parametrize("capture", ["export", "make_fx", "trace"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:Warning")
+def test_captured_max_norm_is_refused_and_leaves_the_weight(capture):
+    """A program captures the change of the weight as an operator on a detached tensor."""
+
+    class Lookup(nn.Module):
+        def forward(self, w):
+            return F.embedding(ROWS, w, max_norm=0.5).tanh().sum()
+
+    weight, v = draw(4, 2) + 1, draw(4, 2, seed=1)
+    program = {
+        "export": lambda: torch.export.export(Lookup(), (weight.clone(),)).module(),
+        "make_fx": lambda: make_fx(Lookup())(weight.clone()),
+        "trace": lambda: torch.jit.trace(Lookup(), (weight.clone(),), check_trace=False),
+    }[capture]()
+    before = weight.clone()
+    for route in hodiff.ROUTES:
+        with pytest.raises(hodiff.RouteError, match="embedding: expected rows"):
+            hodiff.hvp(program, weight, v, route=route)
+    assert torch.equal(weight, before)
+    assert set(hodiff.preflight(program, weight).routes.values()) == {"raises"}
+
+
+@pytest.mark.slow
+def test_compiled_product_with_max_norm_is_refused():
+    weight = draw(4, 2) + 1
+    product = torch.compile(
+        lambda w: hodiff.hvp(lambda w: embedded(max_norm=0.5)(w).sin().sum(), w, w), backend="eager"
+    )
+    with pytest.raises(hodiff.RouteError, match="embedding: expected rows"):
+        product(weight)
 
 
 @pytest.mark.parametrize("name", REFUSED)
