@@ -136,6 +136,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     return repr(value) if is_number(value) or isinstance(value, (str, type(None))) else describe(value)
 
 

@@ -82,7 +82,16 @@ def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Te
 Group = dict[str, Any]
 
 # Entries of states that have the shape of the parameter, also in states of torch's optimizers, which SAM may contain.
-_LIKE_PARAMETERS = ("exp_avg", "momentum_buffer", "curvature", "curvature_sq", "last_step", "direction", "solution")
+_LIKE_PARAMETERS = (
+    "exp_avg",
+    "exp_avg_sq",
+    "momentum_buffer",
+    "curvature",
+    "curvature_sq",
+    "last_step",
+    "direction",
+    "solution",
+)
 
 
 class StochasticOptimizer(JointOptimizer):
