@@ -517,6 +517,7 @@ def damages(entry):
             yield torch.full_like(entry, value), finite
         yield entry.to("meta"), "expected tensors with data"
         yield torch.cat([entry.reshape(-1)] * 2), fits
+        yield "text", fits
     elif isinstance(entry, list) and len(entry) > 1:
         for i, each in enumerate(entry):
             if isinstance(each, torch.Tensor):

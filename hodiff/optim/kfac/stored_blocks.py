@@ -82,4 +82,5 @@ def _shapes(state: Mapping[str, Any]) -> Shapes:
         is_padded = isinstance(inverse, Tensor) and inverse.shape == padded
         found |= {name: shape, f"{name}_inverse": padded if is_padded else shape}
     # Eigenvectors of diagonals are None.
-    return {name: shape for name, shape in found.items() if state.get(name) is not None}
+    absent = {name for name in ("left", "right") if state.get(name) is None}
+    return {name: shape for name, shape in found.items() if name not in absent}
