@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from hodiff.common.complex_numbers import as_real
 from hodiff.optim.finite_numbers import require_finite, require_norms
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.optimizer_states import Shapes
 from hodiff.optim.ranks import Ranks
 from hodiff.optim.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
@@ -56,6 +57,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
     """
 
     complex_too = True
+    whole_state = frozenset({"d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss"})
 
     # A line search would compare the losses of different ranks.
     sharded_by_group = None
@@ -135,16 +137,23 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         """See `StochasticOptimizer`; the state is one vector of all parameters."""
         return functools.reduce(torch.promote_types, (p.dtype for group in self.param_groups for p in group["params"]))
 
-    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
         """See `StochasticOptimizer`; the state is of one vector of all parameters."""
         size = sum(as_real(p).numel() for p in group["params"])
-        return {"d": (size,), "prev_flat_grad": (size,)}
+        # As many pairs of steps and changes of the gradient are stored as reciprocals of their products.
+        count = len(state["ro"]) if isinstance(state.get("ro"), list) else 0
+        vectors = dict.fromkeys(("old_dirs", "old_stps"), [(size,)] * count)
+        numbers = dict.fromkeys(("t", "H_diag", "prev_loss"), ())
+        return {"d": (size,), "prev_flat_grad": (size,), "ro": [()] * count, **vectors, **numbers}
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
         # A state of torch's optimizer may have no line search.
         for group in self.param_groups:
             group["line_search_fn"] = STRONG_WOLFE
+        # Scratch space of torch's step, whose length is that of the history.
+        for each in self.state.values():
+            each.pop("al", None)
 
     def __getstate__(self) -> Group:
         # torch omits attributes that its step needs. Callables, as a scheduler's wrapper of the step, are left out.

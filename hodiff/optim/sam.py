@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.optimizer_states import Shapes
 from hodiff.optim.ranks import Ranks
 from hodiff.optim.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
@@ -124,11 +125,11 @@ class SAM(StochasticOptimizer):
         if "base" in self.__dict__:
             self._share()
 
-    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
         """See `StochasticOptimizer`; states are those of the base optimizer."""
         if isinstance(self.base, StochasticOptimizer):
-            return self.base.shapes_of_state(parameter, group)
-        return super().shapes_of_state(parameter, group) if self.base.__module__.startswith("torch.") else {}
+            return self.base.shapes_of_state(parameter, group, state)
+        return super().shapes_of_state(parameter, group, state) if self.base.__module__.startswith("torch.") else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "base": self.base}

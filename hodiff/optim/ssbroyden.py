@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import Closure, require_closure
+from hodiff.optim.optimizer_states import Shapes
 from hodiff.optim.settings import settings_in
 from hodiff.optim.solvers.solver_settings import SolverOptimizer
 from hodiff.optimize.quasi_newton import InverseHessian, QuasiNewtonOptions, iterate, ssbroyden
@@ -127,10 +128,10 @@ class SSBroyden(SolverOptimizer):
         """See `StochasticOptimizer`; the inverse Hessian is in float64."""
         return torch.float64
 
-    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
         """See `StochasticOptimizer`; the inverse Hessian is that of all parameters that are not frozen."""
         size = sum(p.numel() for p in self.parameters())
-        return {"inverse_hessian": (size, size)}
+        return {"inverse_hessian": (size, size), "decrease": ()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, in float64.

@@ -21,11 +21,13 @@ from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
 from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import (
+    Shapes,
     numbered,
     precise,
     require_dtypes,
     require_own_state,
     require_shapes,
+    require_undamaged,
     restore,
 )
 from hodiff.optim.settings import require_settings
@@ -80,7 +82,16 @@ def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Te
 Group = dict[str, Any]
 
 # Entries of states that have the shape of the parameter, also in states of torch's optimizers, which SAM may contain.
-_LIKE_PARAMETERS = ("exp_avg", "momentum_buffer", "curvature", "curvature_sq", "last_step", "direction", "solution")
+_LIKE_PARAMETERS = (
+    "exp_avg",
+    "exp_avg_sq",
+    "momentum_buffer",
+    "curvature",
+    "curvature_sq",
+    "last_step",
+    "direction",
+    "solution",
+)
 
 
 class StochasticOptimizer(JointOptimizer):
@@ -140,7 +151,7 @@ class StochasticOptimizer(JointOptimizer):
         """Return the dtype in which the state of a parameter is stored."""
         return precise(parameter).dtype if self.precise_state else parameter.dtype
 
-    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
         """Return the shapes of entries of a parameter's state, as far as they follow from its shape."""
         return dict.fromkeys(_LIKE_PARAMETERS, parameter.shape)
 
@@ -149,8 +160,12 @@ class StochasticOptimizer(JointOptimizer):
 
         Args:
             state_dict: Dict that `state_dict` returned.
+
+        Raises:
+            InputError: If the state does not fit, or was damaged; the optimizer is unchanged.
         """
         state_dict = {**state_dict, "state": numbered(state_dict["state"])}
+        require_undamaged(self.caller, state_dict, on_meta=any(p.is_meta for p in self.parameters()))
         super().load_state_dict(state_dict)
         if self.precise_state:
             restore(self, state_dict)

@@ -509,16 +509,83 @@ def test_rejects_damaged_states(case):
         assert str(optimizer.state_dict()) == before
 
 
+def damages(entry):
+    """Yield damaged copies of an entry of a state, with the part of the message that they cause."""
+    finite, fits = "expected finite numbers", "expected a state of parameters of the same shapes"
+    if isinstance(entry, torch.Tensor) and entry.is_floating_point():
+        for value in (float("nan"), float("inf")):
+            yield torch.full_like(entry, value), finite
+        yield entry.to("meta"), "expected tensors with data"
+        yield torch.cat([entry.reshape(-1)] * 2), fits
+        yield "text", fits
+    elif isinstance(entry, list) and len(entry) > 1:
+        for i, each in enumerate(entry):
+            if isinstance(each, torch.Tensor):
+                yield from (([*entry[:i], bad, *entry[i + 1 :]], text) for bad, text in damages(each))
+        yield entry[1:], fits
+        yield [*entry, entry[0]], fits
+        yield None, fits
+    elif isinstance(entry, float):
+        yield from ((value, finite) for value in (float("nan"), -float("inf")))
+    elif isinstance(entry, int):
+        yield from ((bad, "expected a finite number of at least 0") for bad in (-1, float("nan"), None, "1"))
+
+
+def named(name, text):
+    """Return what the message names; of L-BFGS's lists, which have equal lengths, it may name another one."""
+    lists = {"ro", "old_dirs", "old_stps"}
+    return f"({'|'.join(lists)})" if name in lists and text.endswith("same shapes") else name
+
+
+@every
+def test_rejects_damaged_entries(case):
+    mine = next(name for name, each in TABLE.items() if each is case)
+    state = states()[mine]
+    optimizer = case(Problem().model.parameters())
+    before, count = str(optimizer.state_dict()), 0
+    number = max(state["state"], default=None)
+    number = number if number is None or len(state["state"]) > 1 else 0
+    for name, entry in state["state"].get(number, {}).items():
+        for bad, text in damages(entry):
+            if name == "step" and isinstance(entry, torch.Tensor):  # that of torch's Adam
+                text = text.replace("finite numbers", "a finite number of at least 0")
+            if text.endswith("same shapes") and name in {"step", "al"}:
+                continue  # torch's step makes new scratch space "al"
+            changed = {**state["state"], number: {**state["state"][number], name: bad}}
+            with pytest.raises(hodiff.InputError, match=rf"load_state_dict: {text}, got '{named(name, text)}'"):
+                optimizer.load_state_dict({**state, "state": changed})
+            count += 1
+    extra = {**state["state"], "since gone": {"step": 1}}
+    with pytest.raises(hodiff.InputError, match="got one with 'since gone', which is not the number of a parameter"):
+        optimizer.load_state_dict({**state, "state": extra})
+    assert str(optimizer.state_dict()) == before
+    assert bool(count) == bool(state["state"])
+    optimizer.load_state_dict(state)
+
+
 @pytest.mark.parametrize("name", ["KFAC", "EKFAC"])
-def test_rejects_blocks_with_nan(name):
+def test_rejects_cut_layouts(name):
     optimizer = TABLE[name](Problem().model.parameters())
     before = str(optimizer.state_dict())
     state = copy.deepcopy(states()[name])
-    factor = next(each["A"] for each in state["state"].values() if "A" in each)
-    factor[..., 0, 0] = float("nan")
-    with pytest.raises(hodiff.InputError, match="load_state_dict: expected finite numbers, got 'A' with inf or NaN"):
-        optimizer.load_state_dict(state)
+    entries = next(each for each in state["state"].values() if "layout" in each)
+    dim, ((index, shape, turned), *others) = entries["layout"]
+    for layout in ((dim,), (dim, ((index, shape[1:], turned), *others)), (dim, ((index,), *others)), (dim, ())):
+        entries["layout"] = layout
+        with pytest.raises(hodiff.InputError, match="load_state_dict: expected a state of parameters of the same"):
+            optimizer.load_state_dict(state)
     assert str(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("name", ["AdaHessian", "Muon", "SOAP"])
+def test_states_out_of_the_range_of_float16_are_accepted(name):
+    state = copy.deepcopy(states()[name])
+    for each in state["state"].values():
+        each["exp_avg"].fill_(1e6)
+    optimizer = TABLE[name](Problem().model.half().parameters())
+    optimizer.load_state_dict(state)
+    loaded = [each["exp_avg"] for each in optimizer.state_dict()["state"].values()]
+    assert all(each.dtype == torch.float32 and bool((each == 1e6).all()) for each in loaded)
 
 
 @pytest.mark.one_in(3)

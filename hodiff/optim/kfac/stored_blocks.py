@@ -11,11 +11,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import Layout, Piece, aligned
-from hodiff.optim.optimizer_states import require_shapes
-from hodiff.torch_internals.process_groups import is_sharded
-
-# Entries of a block from which steps are computed.
-_FACTORS = {"A", "B", "A_inverse", "B_inverse", "left", "right", "values"}
+from hodiff.optim.optimizer_states import Shapes, require_shapes
 
 
 def written(layout: Layout) -> tuple[Any, ...]:
@@ -37,20 +33,12 @@ def layout_in(state: Mapping[str, Any]) -> Any:
 def require_blocks(caller: str, loaded: Mapping[str, Any]) -> None:
     """Raise on a loaded state whose blocks do not fit the parameters, or whose factors do not fit their block."""
     numbered = [p for group in loaded["param_groups"] for p in group["params"]]
-    states = {p: state for p, state in loaded["state"].items() if isinstance(state, dict)}
+    states = {p: s for p, s in loaded["state"].items() if isinstance(p, Tensor) and isinstance(s, dict)}
     covered: set[int] = set()
     for parameter, state in states.items():
         if (numbers := layout_in(state)) is not None:
             covered |= {id(numbered[i]) for i in _parameters_of(caller, parameter, numbers, numbered)}
-    require_shapes(caller, loaded, lambda parameter, group: _shapes(states.get(parameter, {})))
-    for parameter, state in states.items():
-        for name in sorted(_FACTORS & state.keys()):
-            factor = state[name]
-            if isinstance(factor, Tensor) and not is_sharded(factor) and not bool(factor.isfinite().all()):
-                raise InputError(
-                    f"{caller}: load_state_dict: expected finite numbers, got {name!r} with inf or NaN for a parameter "
-                    f"{tuple(parameter.shape)}; load an earlier state, or begin without it."
-                )
+    require_shapes(caller, loaded, lambda parameter, group, state: _shapes(state))
     # Without any block, the state is that of another optimizer.
     bare = [p for p, state in states.items() if covered and state.get("refreshes") and id(p) not in covered]
     if bare:
@@ -63,9 +51,14 @@ def require_blocks(caller: str, loaded: Mapping[str, Any]) -> None:
 def _parameters_of(caller: str, parameter: Tensor, numbers: Any, numbered: Sequence[Tensor]) -> list[int]:
     """Return the indices of a layout's parameters, and raise if it is not a layout of these."""
     try:
-        pieces = read(numbers).pieces
-        fits = bool(pieces) and all(math.prod(each.shape) == numbered[each.index].numel() for each in pieces)
-    except (TypeError, ValueError, IndexError):
+        layout = read(numbers)
+        pieces = layout.pieces
+        fits = (
+            bool(pieces)
+            and len(layout.shape) == 3
+            and all(math.prod(each.shape) == numbered[each.index].numel() for each in pieces)
+        )
+    except (AttributeError, IndexError, TypeError, ValueError):
         fits = False
     if not fits:
         raise InputError(
@@ -76,7 +69,7 @@ def _parameters_of(caller: str, parameter: Tensor, numbers: Any, numbered: Seque
     return [each.index for each in pieces]
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+def _shapes(state: Mapping[str, Any]) -> Shapes:
     """Return the shapes of the entries of a block, whose factors may be diagonals."""
     if state.get("layout") is None:
         return {}
@@ -88,4 +81,6 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Sequence[int]]:
         padded = aligned(torch.empty(shape, device="meta")).shape
         is_padded = isinstance(inverse, Tensor) and inverse.shape == padded
         found |= {name: shape, f"{name}_inverse": padded if is_padded else shape}
-    return found
+    # Eigenvectors of diagonals are None.
+    absent = {name for name in ("left", "right") if state.get(name) is None}
+    return {name: shape for name, shape in found.items() if name not in absent}

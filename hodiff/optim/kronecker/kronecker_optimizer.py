@@ -29,7 +29,7 @@ from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.finite_numbers import require_norms
 from hodiff.optim.local_models import Closure
-from hodiff.optim.optimizer_states import precise
+from hodiff.optim.optimizer_states import Shapes, precise
 from hodiff.optim.owned_steps import OwnedSteps
 from hodiff.optim.ranks import attempted
 from hodiff.optim.training_optimizer import Group, Pair, StochasticOptimizer, is_plain, large_size
@@ -143,9 +143,12 @@ class KroneckerOptimizer(StochasticOptimizer):
     def _directions(self, states: Sequence[State], group: Group, gradients: Tensor) -> Tensor | None:
         """Return what is subtracted from parameters with equal numbers of steps, (k, *shape), or None for no step."""
 
-    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
         """See `StochasticOptimizer`."""
-        return {"exp_avg": working_shape(parameter.shape, group["max_preconditioner_size"], group["merge_dims"])}
+        shape = self._working_shape(parameter.shape, group)
+        sizes = self._sizes(shape, group)
+        matrices = dict.fromkeys((self.moments_name, "roots", "bases"), sizes)
+        return {"exp_avg": shape, "exp_avg_sq": shape, **matrices, "eigenvalues": [(n,) for n in shape]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -252,7 +255,7 @@ class KroneckerOptimizer(StochasticOptimizer):
                 parameter.mul_(keep)
 
     @staticmethod
-    def _working_shape(shape: Sequence[int], group: Group) -> tuple[int, ...]:
+    def _working_shape(shape: Sequence[int], group: Mapping[str, Any]) -> tuple[int, ...]:
         return working_shape(shape, group["max_preconditioner_size"], group["merge_dims"])
 
     def _numbers(self, shape: Sequence[int], group: Group) -> int:
@@ -260,7 +263,7 @@ class KroneckerOptimizer(StochasticOptimizer):
         sizes = self._sizes(self._working_shape(shape, group), group)
         return max(map(prod, [shape, *(size for size in sizes if size)]))
 
-    def _sizes(self, shape: Sequence[int], group: Group) -> list[tuple[int, ...] | None]:
+    def _sizes(self, shape: Sequence[int], group: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
         """Return the shapes of the second moments of a parameter."""
         limit = group["max_preconditioner_size"]
         if self.all_moments:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.local_models import put_gradients
+from hodiff.optim.optimizer_states import Shapes
 from hodiff.optim.settings import GRID, QUADRATIC, settings_in
 from hodiff.optim.solvers.layer_uses import LayerRecorder, UsedTerm, matrix_of, split_matrices
 from hodiff.optim.solvers.residual_terms import ResidualOptimizer, Term, half_square
@@ -280,6 +282,15 @@ class PINNKFAC(ResidualOptimizer):
         }
         steps = dict(split_matrices(joint))
         return [steps[p] for p in self.parameters()]
+
+    def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
+        """See `StochasticOptimizer`; the weight of a layer has the layer's factors."""
+        factors: Shapes = {}
+        for layer in self._layers():
+            if layer.weight is parameter:
+                n, p = layer.in_features + (layer.bias is not None), layer.out_features
+                factors = {f"{name}_{kind}": (m, m) for name, m in (("A", n), ("B", p)) for kind in _KINDS}
+        return {**super().shapes_of_state(parameter, group, state), **factors}
 
     def _last_step(self, parameter: Tensor) -> Tensor:
         known = self.state.get(parameter, {}).get("last_step")
