@@ -24,6 +24,7 @@ from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.reachable import RefuseForeign, hidden_tensor, modules_in
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_batched
 from hodiff.torch_internals.tensors import storage_of, version_of
@@ -40,7 +41,8 @@ class CallProgram(Program):
     Attributes:
         inputs: The program's operands, until `take_inputs` returns them.
         returned: After the first run, the index of the operand that each output is, None for a new tensor.
-        returns_views: After the first run, whether an output is a view of an operand.
+        returns_views: After the first run, whether an output is a view of an operand; in a dual level, where the
+            Function returns no views, also whether outputs share memory.
     """
 
     def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -105,8 +107,11 @@ class CallProgram(Program):
         places = {id(each): i for i, each in enumerate(inputs)}
         self.returned = [places.get(id(each)) for each in outputs]
         memory = {_memory(each) for each in inputs} - {None}
-        fresh = (each for each, i in zip(outputs, self.returned, strict=True) if i is None)
-        self.returns_views = any(_memory(each) in memory for each in fresh)
+        fresh = [_memory(each) for each, i in zip(outputs, self.returned, strict=True) if i is None]
+        self.returns_views = any(each in memory for each in fresh)
+        if in_dual_level():
+            known = [each for each in fresh if each is not None]
+            self.returns_views |= len(set(known)) < len(known)
 
     @at_another_point
     def _call(self, shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
