@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.recompute.checkpoint import checkpoint, checkpoint_sequential
+from hodiff.recompute.checkpoint import _overlap, checkpoint, checkpoint_sequential
 
 D = torch.float64
 
@@ -570,3 +570,30 @@ def test_results_of_dual_numbers_that_share_memory_still_share_it():
         value, tangent = forward_ad.unpack_dual(part)
     torch.testing.assert_close(value, 2 * x.sin()[1:])
     torch.testing.assert_close(tangent, 2 * (x.cos() * v)[1:])
+
+
+def test_parts_of_a_result_do_not_overlap():
+    whole = torch.ones(3, 6)
+    first, second = whole.chunk(2, -1)
+    assert not _overlap(first, second)
+    assert _overlap(whole, second)
+    assert _overlap(whole[:, :4], second)
+    assert not _overlap(first, first.clone())
+
+
+# Recording by torch itself refuses such changes.
+@pytest.mark.parametrize("route", [each for each in hodiff.ROUTES if each != "reverse-over-reverse"])
+def test_results_that_share_memory_change_together_in_transforms(route):
+    def f(call, x):
+        whole, part = call(lambda x: (y := x.sin(), y[1:]), x)
+        whole.mul_(x)
+        return part.square().sum()
+
+    x = torch.tensor([0.5, -0.7], dtype=D)
+    found = torch.func.grad(partial(f, checkpoint))(x)
+    torch.testing.assert_close(found, torch.func.grad(partial(f, plain))(x))
+    batched = torch.func.vmap(torch.func.grad(partial(f, checkpoint)))(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(batched[0], found)
+    torch.testing.assert_close(
+        hodiff.hessian(partial(f, checkpoint), route=route)(x), hodiff.hessian(partial(f, plain))(x)
+    )
