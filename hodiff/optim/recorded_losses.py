@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.graphs import nodes_of
+from hodiff.graphs import lead_to, nodes_of
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.recording import FoundRecording
 from hodiff.torch_internals.autograd.graph_nodes import saved_by_operator, saved_index
@@ -31,12 +32,15 @@ from hodiff.torch_internals.tensors import has_tensor_hooks
 
 def gradient_of(caller: str, loss: Tensor, parameters: Sequence[Tensor], *, numbers: bool = False) -> RecordedGradient:
     """Return the recorded gradient of a loss with respect to leaves of its graph."""
+    _require_derivatives(caller, loss, parameters)
     recording: FoundRecording[tuple[Tensor, PyTree]] = FoundRecording(parameters, (loss, ()))
     return RecordedGradient(_bound(caller, parameters), numbers=numbers, recording=recording)
 
 
 def model_of(caller: str, outputs: PyTree, parameters: Sequence[Tensor]) -> RecordedModel:
     """Return the recorded Jacobian of outputs with respect to leaves of their graph."""
+    for output in pytree.tree_leaves(outputs):
+        _require_derivatives(caller, output, parameters)
     recording: FoundRecording[tuple[PyTree, PyTree]] = FoundRecording(parameters, (outputs, ()))
     return RecordedModel(_bound(caller, parameters), recording)
 
@@ -62,6 +66,24 @@ def _bound(caller: str, parameters: Sequence[Tensor]) -> BoundFunction:
 
 def _recorded_already(*_: Any) -> Any:
     raise AssertionError("the graph is there already")
+
+
+# Nodes whose first edge leads to the weight of an embedding.
+_EMBEDDINGS = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+
+
+def _require_derivatives(caller: str, output: Tensor | GradientEdge, parameters: Sequence[Tensor]) -> None:
+    """Raise if torch divides gradients by counts of rows, which no estimate of the curvature may contain."""
+    # Within corrected() the rule of embeddings refuses them, but losses are also recorded outside of it.
+    scaled = [
+        n for n in nodes_of(output) if n.name() in _EMBEDDINGS and dict(saved_by_operator(n))["scale_grad_by_freq"]
+    ]
+    if scaled and lead_to([node.next_functions[0][0] for node in scaled], parameters):
+        raise InputError(
+            f"{caller}: params: expected weights of embeddings with scale_grad_by_freq=False, got True, which divides "
+            "gradients by counts of rows so that they are no derivatives; set scale_grad_by_freq=False, or give the "
+            "weight to another optimizer."
+        )
 
 
 # Scale of a reduction relative to the mean over `count` terms, by torch's number of the reduction.
@@ -127,12 +149,14 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
 DrawnGradients = tuple[Sequence[Tensor | None], float | Tensor]
 
 
-def drawn_from_logits(logits: Tensor, parameters: Sequence[Tensor], generator: torch.Generator) -> DrawnGradients:
+def drawn_from_logits(
+    caller: str, logits: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
+) -> DrawnGradients:
     """Compute gradients for labels drawn from logits (N, C, ...) or (C,)."""
     with torch.enable_grad():
         logarithms = torch.log_softmax(logits, dim=min(1, logits.dim() - 1))
     cotangent, count = drawn(logarithms.detach(), None, generator)
-    return _drawn_gradients(logarithms, parameters, cotangent), count
+    return _drawn_gradients(caller, logarithms, parameters, cotangent), count
 
 
 def drawn_from_loss(
@@ -154,13 +178,14 @@ def drawn_from_loss(
     cotangent, count = drawn(found.outputs, found.ignored, generator)
     factor = count * found.weight
     if joint:
-        return _drawn_gradients(found.edge, parameters, (cotangent * factor**0.5).to(cotangent)), 1.0
-    return _drawn_gradients(found.edge, parameters, cotangent), factor
+        return _drawn_gradients(caller, found.edge, parameters, (cotangent * factor**0.5).to(cotangent)), 1.0
+    return _drawn_gradients(caller, found.edge, parameters, cotangent), factor
 
 
 def _drawn_gradients(
-    output: Tensor | GradientEdge, parameters: Sequence[Tensor], cotangent: Tensor
+    caller: str, output: Tensor | GradientEdge, parameters: Sequence[Tensor], cotangent: Tensor
 ) -> Sequence[Tensor | None]:
+    _require_derivatives(caller, output, parameters)
     return torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
 
 

@@ -205,7 +205,7 @@ class SophiaG(_Sophia):
                 closure that returns a cross-entropy and does not call backward, which sharded parameters require.
 
         Raises:
-            InputError: If the logits are not such a tensor.
+            InputError: If the logits are not such a tensor, or embeddings with `scale_grad_by_freq` use a parameter.
         """
         if self.sharded or callable(logits):
             super().update_curvature(logits)
@@ -224,7 +224,7 @@ class SophiaG(_Sophia):
         generator = self._own_draws()
         # A loss has no dimensions; logits from `update_curvature` have a dimension of classes.
         if loss.dim():
-            gradients, factor = drawn_from_logits(loss, parameters, generator)
+            gradients, factor = drawn_from_logits(self.caller, loss, parameters, generator)
             reached = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
         else:
             leaves = self._leaves_of(parameters)

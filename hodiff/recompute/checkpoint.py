@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.reachable import RefuseForeign, hidden_tensor, modules_in
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_batched
-from hodiff.torch_internals.tensors import storage_of, version_of
+from hodiff.torch_internals.tensors import has_numbers, storage_of, version_of
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 _STORED: ContextVar[bool] = ContextVar("stored", default=False)
@@ -40,7 +41,8 @@ class CallProgram(Program):
     Attributes:
         inputs: The program's operands, until `take_inputs` returns them.
         returned: After the first run, the index of the operand that each output is, None for a new tensor.
-        returns_views: After the first run, whether an output is a view of an operand.
+        returns_views: After the first run, whether an output is a view of an operand; in forward mode and transforms
+            also whether outputs overlap, where a change of one in place would not change the other or its derivative.
     """
 
     def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -105,8 +107,10 @@ class CallProgram(Program):
         places = {id(each): i for i, each in enumerate(inputs)}
         self.returned = [places.get(id(each)) for each in outputs]
         memory = {_memory(each) for each in inputs} - {None}
-        fresh = (each for each, i in zip(outputs, self.returned, strict=True) if i is None)
+        fresh = [each for each, i in zip(outputs, self.returned, strict=True) if i is None]
         self.returns_views = any(_memory(each) in memory for each in fresh)
+        if self._guard is not None or in_dual_level():
+            self.returns_views |= any(_overlap(a, b) for a, b in combinations(fresh, 2))
 
     @at_another_point
     def _call(self, shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -287,6 +291,18 @@ def _version(tensor: Tensor) -> int | None:
     """How often a tensor was changed in place; None in inference mode, where nothing counts."""
     plain = below_transforms(tensor)
     return None if plain.is_inference() else version_of(plain)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have an element in common; parts that `chunk` and `unbind` return have none."""
+    if _memory(a) is None or _memory(a) != _memory(b):
+        return False
+    a, b = below_transforms(a), below_transforms(b)
+    if a.dtype != b.dtype or not has_numbers(a):
+        return True
+    marks = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool, device=a.device)
+    marks.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def _memory(tensor: Tensor) -> int | None:

@@ -23,6 +23,7 @@ from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.differentiation import autograd_records
 from hodiff.torch_internals.autograd.grad_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.tensors import is_view
 from hodiff.torch_internals.wording import Wording, says
 
 Tensors = Sequence[Tensor]
@@ -80,7 +81,9 @@ class Checkpoint(AnyOrderFunction):
                     each.requires_grad_(is_differentiable(each) and (given.requires_grad or not any_recorded))
                 outputs = program.run(*constants)
             _require_operands(program, outputs, constants)
-        return tuple(each.detach() if each.requires_grad else each for each in outputs)
+        outputs = tuple(each.detach() if each.requires_grad else each for each in outputs)
+        # In a dual level torch gives a view the tangent of its base, which is no output.
+        return tuple(each.clone() if is_view(each) else each for each in outputs) if in_dual_level() else outputs
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

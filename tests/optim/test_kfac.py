@@ -295,6 +295,17 @@ def test_rejects_parameters_of_several_layers(kind, words):
     del optimizer
 
 
+def test_options_of_embeddings_are_named_with_their_remedy():
+    model = nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(6, 2))
+    optimizer = KFAC(model.parameters())
+    message = (
+        r"changes its gradient, got Embedding.* with scale_grad_by_freq; set scale_grad_by_freq=False and max_norm="
+    )
+    with pytest.raises(hodiff.InputError, match=message):
+        F.mse_loss(model(torch.tensor([[0, 1], [1, 2]])), torch.ones(2, 2)).backward()
+    del optimizer
+
+
 @pytest.mark.parametrize("kind", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal])
 def test_names_the_parameters_of_parametrized_weights(kind):
     model = kind(nn.Linear(3, 3))

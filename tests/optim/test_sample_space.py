@@ -268,8 +268,13 @@ def test_wrong_arguments_change_nothing(make, step, match):
 
 def test_singular_equations_name_the_damping():
     model = network()
-    with pytest.raises(hodiff.InputError, match="ENGD: damping: expected damping with which"):
+    remedies = r"increase it, or set rcond, the cutoff of a pseudo-inverse\."
+    with pytest.raises(hodiff.InputError, match=f"ENGD: damping: expected damping with which .* got 0.0; {remedies}$"):
         ENGD(model, damping=0.0).step((model, torch.ones(3, 2, dtype=D)))
+    ENGD(model, damping=0.0, rcond=1e-8).step((model, torch.ones(3, 2, dtype=D)))
+    model = model.float()
+    with pytest.raises(hodiff.InputError, match=r"pseudo-inverse, or use a model in float64\.$"):
+        ENGD(model, damping=0.0).step((model, torch.ones(3, 2)))
 
 
 def test_random_functions_are_refused():

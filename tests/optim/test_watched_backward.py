@@ -230,6 +230,60 @@ def test_sophia_g_rejects_unknown_losses(loss, words):
     del optimizer
 
 
+class Words(nn.Module):
+    """A classifier of rows of words."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.rows, self.head = kind(6, 2, scale_grad_by_freq=True), nn.Linear(2, 3)
+
+    def forward(self, words):
+        rows = self.rows(words)
+        return self.head((rows if rows.dim() == 2 else rows.sum(1)).sin())
+
+
+def words_loss(model):
+    return nn.functional.cross_entropy(model(torch.tensor([[0, 1, 1], [2, 3, 1]])), torch.tensor([0, 2]))
+
+
+DIVIDED = "params: expected weights of embeddings with scale_grad_by_freq=False, got True"
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_divided_by_counts_of_rows_give_no_curvature(kind):
+    model = Words(kind)
+    optimizer = SophiaG(model.parameters())
+    with pytest.raises(hodiff.InputError, match=f"^SophiaG: {DIVIDED}"):
+        words_loss(model).backward()
+    with pytest.raises(hodiff.InputError, match=f"^SophiaG: {DIVIDED}"):
+        optimizer.update_curvature(model(torch.tensor([[0, 1, 1]])))
+    optimizer = SophiaG(model.head.parameters())
+    words_loss(model).backward()  # of other parameters the gradients are derivatives
+    optimizer.step()
+
+
+def test_gradients_divided_by_counts_of_rows_are_refused_outside_of_modules():
+    rows = torch.ones(6, 2, requires_grad=True)
+    optimizer = SophiaH([rows])
+    with pytest.raises(hodiff.InputError, match=f"^SophiaH: {DIVIDED}"):
+        nn.functional.embedding(torch.tensor([1, 1, 2]), 2 * rows, scale_grad_by_freq=True).sin().sum().backward()
+    del optimizer
+
+
+def test_plain_steps_take_gradients_divided_by_counts_of_rows():
+    model = Words(nn.Embedding)
+    model.rows.scale_grad_by_freq = False
+    optimizer = SophiaG(model.parameters(), update_every=2)
+    words_loss(model).backward()
+    optimizer.step()
+    model.rows.scale_grad_by_freq = True
+    optimizer.zero_grad()
+    words_loss(model).backward()
+    expected = torch.autograd.grad(words_loss(model), model.rows.weight)[0]
+    torch.testing.assert_close(model.rows.weight.grad, expected)
+    optimizer.step()
+
+
 def test_sequence_and_image_labels_match():
     torch.manual_seed(0)
     convolution = nn.Conv1d(2, 3, 1, bias=False)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.recompute.checkpoint import checkpoint, checkpoint_sequential
+from hodiff.recompute.checkpoint import _overlap, checkpoint, checkpoint_sequential
 
 D = torch.float64
 
@@ -519,3 +519,81 @@ def test_argument_that_is_returned_with_other_results_is_the_same_tensor():
     same, other = checkpoint(lambda a: (a, a.exp()), y)
     assert same is y
     torch.testing.assert_close(torch.autograd.grad((same * other).sum(), x)[0], (1 + y) * y.exp() * x.cos())
+
+
+# Functions that return views of tensors inside of them, or of their argument.
+VIEWS = {
+    "a part": lambda a: a.sin()[1:],
+    "a part of a stack": lambda a: torch.stack([a, a.exp()], 1)[:, 1],
+    "expanded": lambda a: a.sin().sum().expand(3),
+    "transposed": lambda a: (a[:, None] * a.exp()).T,
+    "a part of the argument": lambda a: a[1:],
+    "a trajectory's end": lambda a: hodiff.odeint(lambda t, y: y.sin(), a, torch.tensor([0.0, 0.5], dtype=D))[-1],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if "trajectory" in each else ()) for each in VIEWS]
+)
+def test_views_have_tangents_of_dual_numbers(name):
+    """Tangents, gradients of dual numbers, and batches of both, against reverse mode without a checkpoint."""
+    f = VIEWS[name]
+    x, v = torch.tensor([0.5, -0.7], dtype=D), torch.tensor([0.3, 1.1], dtype=D)
+    jacobian = torch.autograd.functional.jacobian(f, x)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(checkpoint(f, forward_ad.make_dual(x, v))).tangent
+    torch.testing.assert_close(tangent, jacobian @ v)
+
+    def loss(f, x):
+        return f(x).sin().sum()
+
+    hessian = torch.autograd.functional.hessian(partial(loss, f), x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone().requires_grad_(), v)
+        (gradient,) = torch.autograd.grad(loss(partial(checkpoint, f), dual), dual)
+        torch.testing.assert_close(forward_ad.unpack_dual(gradient).tangent, hessian @ v)
+    found = torch.autograd.functional.hessian(
+        partial(loss, partial(checkpoint, f)), x, vectorize=True, outer_jacobian_strategy="forward-mode"
+    )
+    torch.testing.assert_close(found, hessian)
+
+
+def test_results_of_dual_numbers_that_share_memory_still_share_it():
+    def f(x):
+        y = x.sin()
+        return y, y[1:]
+
+    x, v = torch.tensor([0.5, -0.7], dtype=D), torch.tensor([0.3, 1.1], dtype=D)
+    with forward_ad.dual_level():
+        whole, part = checkpoint(f, forward_ad.make_dual(x, v))
+        whole.mul_(2)
+        value, tangent = forward_ad.unpack_dual(part)
+    torch.testing.assert_close(value, 2 * x.sin()[1:])
+    torch.testing.assert_close(tangent, 2 * (x.cos() * v)[1:])
+
+
+def test_parts_of_a_result_do_not_overlap():
+    whole = torch.ones(3, 6)
+    first, second = whole.chunk(2, -1)
+    assert not _overlap(first, second)
+    assert _overlap(whole, second)
+    assert _overlap(whole[:, :4], second)
+    assert not _overlap(first, first.clone())
+
+
+# Recording by torch itself refuses such changes.
+@pytest.mark.parametrize("route", [each for each in hodiff.ROUTES if each != "reverse-over-reverse"])
+def test_results_that_share_memory_change_together_in_transforms(route):
+    def f(call, x):
+        whole, part = call(lambda x: (y := x.sin(), y[1:]), x)
+        whole.mul_(x)
+        return part.square().sum()
+
+    x = torch.tensor([0.5, -0.7], dtype=D)
+    found = torch.func.grad(partial(f, checkpoint))(x)
+    torch.testing.assert_close(found, torch.func.grad(partial(f, plain))(x))
+    batched = torch.func.vmap(torch.func.grad(partial(f, checkpoint)))(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(batched[0], found)
+    torch.testing.assert_close(
+        hodiff.hessian(partial(f, checkpoint), route=route)(x), hodiff.hessian(partial(f, plain))(x)
+    )

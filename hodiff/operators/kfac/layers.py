@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import Layout, Piece
 from hodiff.operators.kfac.kfac_options import DIAGONAL, JOINED
-from hodiff.operators.kfac.sources import KINDS, MIXING, Kind, known_type
+from hodiff.operators.kfac.sources import KINDS, MIXING, WITHOUT_OPTIONS, Kind, known_type
 
 WEIGHT, BIAS = "weight", "bias"
 REMEDY = "remove them from x, or use GaussNewtonOperator, which needs no layers"
@@ -131,7 +131,7 @@ def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, di
         if refused := KINDS[_kind(module)].refused(module):
             raise InputError(
                 f"{caller}: x: expected an embedding without an option that changes its gradient, got {name!r} with "
-                f"{refused}; {REMEDY}."
+                f"{refused}; {WITHOUT_OPTIONS}, or remove it from x."
             )
         owners.setdefault(layer, {})[part] = index
     return {layer: dict(sorted(held.items(), reverse=True)) for layer, held in owners.items()}

@@ -144,6 +144,10 @@ def _conv_sizes(module: Any) -> tuple[int, int, int]:
     return groups, module.out_channels // groups, module.weight[0].numel()
 
 
+# Remedy for the options that `_renormalized` names.
+WITHOUT_OPTIONS = "set scale_grad_by_freq=False and max_norm=None"
+
+
 def _renormalized(module: Any) -> str:
     options = {"max_norm": module.max_norm is not None, "scale_grad_by_freq": module.scale_grad_by_freq}
     return ", ".join(name for name, given in options.items() if given)

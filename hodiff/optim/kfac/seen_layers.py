@@ -22,7 +22,7 @@ from hodiff.operators.kfac.kfac_options import DIAGONAL, EXACT
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
 from hodiff.operators.kfac.moments import gradients_of, inputs_of, require_rows, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Call, layers_on_chunks
-from hodiff.operators.kfac.sources import KINDS, known_type
+from hodiff.operators.kfac.sources import KINDS, WITHOUT_OPTIONS, known_type
 from hodiff.optim.kfac.layer_calls import calls_in
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.recorded_losses import FoundLoss
@@ -210,9 +210,16 @@ class SeenLayers:
         assert known is not None
         refused = KINDS[known].refused(module)
         others = {self._owned[number] for number in held.values() if number in self._owned}
-        if refused or others:
-            got = f"{name} with {refused}" if refused else f"a parameter of two layers, {others.pop()} and {name}"
-            raise InputError(f"{self._caller}: params: expected layers without shared parameters, got {got}; {REMEDY}.")
+        if refused:
+            raise InputError(
+                f"{self._caller}: params: expected an embedding without an option that changes its gradient, got "
+                f"{name} with {refused}; {WITHOUT_OPTIONS}, or {REMEDY}."
+            )
+        if others:
+            raise InputError(
+                f"{self._caller}: params: expected layers without shared parameters, got a parameter of two layers, "
+                f"{others.pop()} and {name}; {REMEDY}."
+            )
         self._owned |= dict.fromkeys(held.values(), name)
         self.calls[module] = calls
         self.sources.append((source_of(name, module, known, held, DIAGONAL), module))

@@ -189,9 +189,14 @@ class SampleSpaceOptimizer(SolverOptimizer):
         matrix.diagonal().add_(self.setting("damping"))
         factor, info = torch.linalg.cholesky_ex(matrix)
         if bool(info):
+            remedies = ["increase it"]
+            if "rcond" in self.defaults:
+                remedies.append("set rcond, the cutoff of a pseudo-inverse")
+            if right.dtype != torch.float64:
+                remedies.append("use a model in float64")
             raise InputError(
                 f"{self.caller}: damping: expected damping with which the equations are positive definite in "
-                f"{right.dtype}, got {self.setting('damping')!r}; increase it, or use a model in float64."
+                f"{right.dtype}, got {self.setting('damping')!r}; {', or '.join(remedies)}."
             )
         return torch.cholesky_solve(found[:, None], factor)[:, 0].to(right.dtype)
 

@@ -90,7 +90,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: operator(nn.Sequential(nn.Linear(3, 2), nn.Dropout())),
         r"The cause are random numbers of Dropout",
     ),
-    "max_norm": (lambda: operator(nn.Embedding(3, 2, max_norm=1.0)), "with max_norm"),
+    "max_norm": (
+        lambda: operator(nn.Embedding(3, 2, max_norm=1.0)),
+        "got 'weight' with max_norm; set scale_grad_by_freq=False and max_norm=None, or remove it from x.",
+    ),
+    "scale_grad_by_freq": (
+        lambda: operator(nn.Embedding(3, 2, scale_grad_by_freq=True), kind=EKFACOperator),
+        "got 'weight' with scale_grad_by_freq; set scale_grad_by_freq=False and",
+    ),
     "several outputs": (
         lambda: operator(Net(lambda net, x: (net.first(x), plain(net, x)))),
         "expected one real tensor with examples along its first dimension",
