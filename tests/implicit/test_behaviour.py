@@ -272,6 +272,9 @@ def test_lengths_of_other_computations_are_no_concern_of_a_solver():
     f = argmin(objective, MINIMIZERS["scipy trust-exact"], residual_tol=1e-4)
     slope = torch.func.grad(lambda p: f(torch.zeros(3, dtype=torch.float64), p).sum())(P / 4)
     torch.testing.assert_close(slope, 1 / (1 - (P / 4) ** 2), rtol=1e-4, atol=0)
+    # Constants have no node in the graph, and neither have these lengths.
+    found = hodiff.hvp(lambda x: hodiff.functions.checkpoint(lambda x, c: (c * x**2).sum(), x, P / 2), P, P)
+    torch.testing.assert_close(found, P * P)
 
 
 def test_anderson_takes_fewer_steps_than_picard():

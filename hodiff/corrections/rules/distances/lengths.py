@@ -221,13 +221,13 @@ def receiver_of_a_kink(nodes: Sequence[Any]) -> Any:
     """Return the first of some nodes of a graph that receives a length with zeros; None if there is none."""
     if not (LENGTHS and nodes):
         return None
-    received = {edge for node in nodes for edge in node.next_functions}
+    received = {edge for node in nodes for edge in node.next_functions if edge[0] is not None}
     # Lengths of other computations are among them, which no mode of this one may see.
     with without_function_modes(TorchFunctionMode):
         edges = [
             (graded, tensor, (tensor.grad_fn, tensor.output_nr))
             for graded in list(LENGTHS.values())
-            if (tensor := graded.itself()) is not None and graded.root.kind == "length"
+            if (tensor := graded.itself()) is not None and tensor.requires_grad and graded.root.kind == "length"
         ]
     ends = set()
     for graded, tensor, edge in edges:
