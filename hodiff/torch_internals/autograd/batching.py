@@ -25,8 +25,7 @@ is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batc
 
 def any_legacy_batched(inputs: Iterable[Any]) -> bool:
     """Whether a tensor among some values is batched by `is_grads_batched=True`."""
-    # A generator would take as many calls as there are inputs.
-    for each in inputs:  # noqa: SIM110
+    for each in inputs:  # noqa: SIM110 - any() of a generator takes a call for each input, in every Function
         if isinstance(each, Tensor) and is_legacy_batched(each):
             return True
     return False

@@ -199,7 +199,7 @@ def compiled_call() -> tuple[Any, Any, Any] | None:
 def hide_from_dynamo(function: Callable[..., Any], reason: str | None = None) -> None:
     """Mark a function so that dynamo does not trace it, and says why where it must."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined] # dynamo reads it from any function
 
 
 def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
