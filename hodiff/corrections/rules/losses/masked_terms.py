@@ -101,16 +101,12 @@ def _loss_of_cosines(
     return REDUCE[reduction](torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, 0)))
 
 
-_triplet = partial(
-    register,
-    name="torch.nn.functional.triplet_margin_loss",
+@register(
+    F.triplet_margin_loss,
     routes=ROUTES,
     reason="second derivatives are NaN at distances of 0; third derivatives that mix modes raise an error",
     reference="the rule of torch.nn.functional.pairwise_distance",
 )
-
-
-@_triplet(F.triplet_margin_loss)
 def _triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -125,20 +121,6 @@ def _triplet_margin_loss(
 ) -> Any:
     if size_average is not None or reduce is not None:
         return unable(DEPRECATED)
-    return _loss_of_distances(anchor, positive, negative, margin, p, eps, swap, reduction)
-
-
-@_triplet(torch.triplet_margin_loss)
-def _loss_of_distances(
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    swap: bool = False,
-    reduction: int | str = 1,
-) -> Any:
     if not may_be_differentiated((anchor, positive, negative)):
         return UNNEEDED
     if not anchor.dim() == positive.dim() == negative.dim() or margin <= 0 or reduction not in REDUCE:

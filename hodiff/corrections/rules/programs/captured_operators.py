@@ -29,7 +29,9 @@ calls(F.affine_grid, "affine_grid_generator")(rule_of(F.affine_grid))
 calls(F.dropout, "dropout")(rule_of(F.dropout))
 
 
-# Losses, and the names of their operators' arguments after input and target.
+# Number of the leading tensors of losses, where it is not two.
+_TENSORS = {F.triplet_margin_loss: 3}
+# Losses, and the names of their operators' arguments after these tensors.
 _LOSSES: dict[Callable[..., Any], tuple[str, ...]] = {
     F.mse_loss: ("reduction",),
     F.binary_cross_entropy_with_logits: ("weight", "pos_weight", "reduction"),
@@ -37,16 +39,17 @@ _LOSSES: dict[Callable[..., Any], tuple[str, ...]] = {
     F.soft_margin_loss: ("reduction",),
     F.multi_margin_loss: ("p", "margin", "weight", "reduction"),
     F.multilabel_margin_loss: ("reduction",),
+    F.triplet_margin_loss: ("margin", "p", "eps", "swap", "reduction"),
 }
 
 
 def _by_number(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """Return the rule of an operator that takes the reduction by its number."""
-    rule, mean = rule_of(function), REDUCTIONS.index("mean")
+    rule, mean, count = rule_of(function), REDUCTIONS.index("mean"), _TENSORS.get(function, 2)
 
-    def loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
-        options = {"reduction": mean, **dict(zip(names, args, strict=False)), **kwargs}
-        return rule(input, target, **options | {"reduction": REDUCTIONS[options["reduction"]]})
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        options = {"reduction": mean, **dict(zip(names, args[count:], strict=False)), **kwargs}
+        return rule(*args[:count], **options | {"reduction": REDUCTIONS[options["reduction"]]})
 
     return loss
 
