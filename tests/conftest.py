@@ -49,23 +49,44 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HODIFF_HYPOTHESIS_PROFILE", "hodiff"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow all but every k-th case of each quick test marked `one_in(k)`."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark as slow all but every k-th case of each quick test marked `one_in(k)`; order what `-m` then selects."""
     quick = [item for item in items if not item.get_closest_marker("slow")]
     cases: dict[tuple[Path, str], int] = {}
+    left_out = set()
     for item in quick:
         if marker := item.get_closest_marker("one_in"):
             test = item.path, getattr(item, "originalname", item.name)
             cases[test] = cases.get(test, -1) + 1
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
+                left_out.add(item)
+    yield
     if TESTS_END and items:
-        # If time is limited, begin with the folders that changed, and then with a different file in each run.
-        first = random.Random(TESTS_END).choice(items).path
-        start = next(place for place, item in enumerate(items) if item.path == first)
-        rooms = {parts[1] for parts in CHANGED if len(parts) > 2 and parts[0] in ("hodiff", "tests")}
-        items[:] = sorted(items[start:] + items[:start], key=lambda item: rooms.isdisjoint(item.path.parts))
+        items[:] = _most_telling_first(items, left_out)
+
+
+def _most_telling_first(items: list[pytest.Item], left_out: set[pytest.Item]) -> list[pytest.Item]:
+    """Order tests of which only a part runs in time.
+
+    Folders that changed come first, then the cases that quick tests leave out, which are cheap, and then the others from
+    a different file on in each run.
+    """
+    first = random.Random(TESTS_END).choice(items).path
+    start = next(place for place, item in enumerate(items) if item.path == first)
+    rooms = {parts[1] for parts in CHANGED if len(parts) > 2 and parts[0] in ("hodiff", "tests")}
+    groups: tuple[list[pytest.Item], ...] = ([], [], [])
+    for item in items[start:] + items[:start]:
+        groups[0 if not rooms.isdisjoint(item.path.parts) else 1 if item in left_out else 2].append(item)
+    # xdist's worksteal gives each worker a run of consecutive tests: a share of each group, in this order.
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return [
+        item
+        for worker in range(count)
+        for group in groups
+        for item in group[len(group) * worker // count : len(group) * (worker + 1) // count]
+    ]
 
 
 def pytest_runtest_setup() -> None:
