@@ -312,7 +312,7 @@ def test_figures_in_documents_match_saved_results(claim: str) -> None:
 def test_costs_of_sharded_products_are_those_of_the_formulas() -> None:
     parts = on_file("sharded")["parts"]
     for name, row in parts["Bytes of collectives"].items():
-        assert [row["gathered"], row["scattered"]] == pytest.approx(row["formula"], rel=0.02), name
+        assert [row["gathered"], row["scattered"]] == pytest.approx(row["formula"], rel=0.01), name
     for name, row in parts["Peak memory of a rank"].items():
         for ranks in () if name == "gradient" else ("2", "4"):
             assert row[ranks] == pytest.approx(row[f"formula, {ranks}"], rel=0.05), (name, ranks)
