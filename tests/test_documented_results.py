@@ -254,6 +254,22 @@ def training_losses() -> Iterator[tuple[str, float]]:
                 yield shown, median(course["losses"][-1] for course in part[full]["courses"])
 
 
+def steps_of_optimizers() -> Iterator[tuple[str, float]]:
+    # Text before each table, and its name in the results.
+    tables = {
+        'on steps that are "due"': "one step",
+        "| `NewtonCG`, Gauss-Newton": "a step on average",
+        "| on average, with the defaults": "a step on average, in steps of `torch.optim.AdamW`",
+        "| on average, in steps of": "state",
+    }
+    for mark, part in tables.items():
+        measured = on_file("optimizers")["parts"][part]
+        section = text_of("docs/guides/optimizers.md").split(mark, 1)[1]
+        lines = section[section.index("\n\n|") + 2 :].split("\n\n")[0].splitlines()
+        for name, *shown in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]):
+            yield from zip(shown, (network[name] for network in measured.values()), strict=True)
+
+
 def standard_problems() -> Iterator[tuple[str, float]]:
     """Rows of the guide's table, against the summary of the results."""
     page = (RESULTS / "standard_problems.md").read_text(encoding="utf-8").split("\n## ")[1]
@@ -297,6 +313,7 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
         bfloat16_digits,
         attention_errors,
         training_losses,
+        steps_of_optimizers,
         standard_problems,
     )
 }
