@@ -538,7 +538,6 @@ def test_complex_function_with_kept_slope_is_rejected() -> None:
 @pytest.mark.parametrize(
     "jacobian", [lambda f, x: hodiff.sparse.jacobian(f)(x).to_dense(), lambda f, x: hodiff.jacobian(f)(x)]
 )
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_differentiated_jacobians_reject_detached_slope(jacobian: Any) -> None:
     x = X.clone().requires_grad_()
     for function in (SavedCosine, Unrecorded):

