@@ -175,7 +175,7 @@ LOSSES = {
     "labels": (lambda z: F.cross_entropy(z, torch.tensor([1, 0, -100, 2])), (4, 3)),
     "labels, sum, scaled": (lambda z: 3 * F.cross_entropy(z, torch.tensor([1, 0, 2, 2]), reduction="sum"), (4, 3)),
     "labels of places": (lambda z: F.cross_entropy(z, torch.tensor([[1, 0], [2, -100]])), (2, 3, 2)),
-    "squares": (lambda z: nn.MSELoss()(torch.zeros(3, 2), z), (3, 2)),
+    "squares": (lambda z: nn.MSELoss()(z.new_zeros(3, 2), z), (3, 2)),
     "squares, sum": (lambda z: F.mse_loss(z, torch.ones(3), reduction="sum"), (3,)),
     "bits": (lambda z: F.binary_cross_entropy_with_logits(z, (z > 0).to(z)), (3, 2)),
 }
