@@ -70,8 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def _most_telling_first(items: list[pytest.Item], left_out: set[pytest.Item]) -> list[pytest.Item]:
     """Order tests of which only a part runs in time.
 
-    Folders that changed come first, then the cases that quick tests leave out, which are cheap, and then the others from
-    a different file on in each run.
+    Folders that changed come first, then the cases that quick tests leave out, which are cheap, and then the others
+    from a different file on in each run.
     """
     first = random.Random(TESTS_END).choice(items).path
     start = next(place for place, item in enumerate(items) if item.path == first)
