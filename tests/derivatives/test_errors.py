@@ -448,5 +448,5 @@ def test_sparse_bags_of_embeddings_have_a_remedy():
         return (F.embedding_bag(torch.tensor([[0, 1]]), w, sparse=True) ** 2).sum()
 
     for derive in (lambda: hvp(f, w, w), lambda: hessian(f)(w), lambda: HessianOperator(f, w) @ w):
-        with pytest.raises(RouteError, match="does not take sparse=True.*set sparse=False"):
+        with pytest.raises(RouteError, match=r"does not take sparse=True.*set sparse=False"):
             derive()
