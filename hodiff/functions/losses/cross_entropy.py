@@ -112,7 +112,8 @@ def class_of(target: Tensor, ignore: int) -> Tensor:
 
 def _expected(v: Tensor, index: Tensor, smoothing: float, dim: int) -> Tensor:
     """Mean of v under the smoothed target, whose classes are int64 indices."""
-    hit = torch.take_along_dim(v, index, dim)
+    shape = broadcast_shape(v.shape, index.shape)
+    hit = v.expand(shape).gather(dim, index.expand(without(dim, shape)))
     return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True) if smoothing else hit
 
 
