@@ -163,14 +163,15 @@ def _times_function(cls: Any) -> Any:
 
 
 def _make_setup_context(cls: type[ElementwiseFunction]) -> Callable[..., None]:
+    saves_inputs = cls.residuals is ElementwiseFunction.residuals
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         tensors, ctx.constant_inputs = _parted(inputs)
         ctx.save_for_forward(*tensors)
-        residuals = cls.residuals(inputs, output)
-        if residuals is not inputs:
-            tensors, ctx.constant_residuals = _parted(residuals)
-        else:
+        if saves_inputs:
             ctx.constant_residuals = ctx.constant_inputs
+        else:
+            tensors, ctx.constant_residuals = _parted(cls.residuals(inputs, output))
         ctx.save_for_backward(*tensors)
         ctx.shapes = tuple([each.shape if isinstance(each, Tensor) else None for each in inputs])
         ctx.shape = output.shape
