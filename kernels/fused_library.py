@@ -106,8 +106,10 @@ def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = tor
     """Whether kernels can read these tensors and boolean mask: plain contiguous memory that nothing watches."""
     if not unwatched():
         return False
-    given = [(x, dtype) for x in tensors] + ([] if mask is None else [(mask, torch.bool)])
-    return all(x.dtype is kind and is_plain(x) and x.is_contiguous() for x, kind in given)
+    for x in tensors:  # a generator would take half of the time
+        if not (x.dtype is dtype and is_plain(x) and x.is_contiguous()):
+            return False
+    return mask is None or (mask.dtype is torch.bool and is_plain(mask) and mask.is_contiguous())
 
 
 def unwatched() -> bool:

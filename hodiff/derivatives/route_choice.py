@@ -66,6 +66,8 @@ _INSTEAD = {
     "estimate, of f(sample) * log_prob(sample), or use a distribution such as LogNormal or LogisticNormal",
     Wording.ORDER_OF_FUNCTION: "torch has no derivative of igamma, igammac and zeta with respect to their first "
     "argument; detach it, or define the derivative by hodiff.custom_jvp",
+    Wording.EMBEDDING_BAG: "torch has no second derivative of embedding_bag, and hodiff's rule does not take "
+    "sparse=True, as sparse gradients are torch's alone; set sparse=False, and correct=True",
 }
 
 # Inside of a transform these errors mean a missing derivative; elsewhere they are the user's own errors.

@@ -23,6 +23,7 @@ from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.batching import any_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.grad_mode import in_dual_level
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
@@ -160,7 +161,8 @@ class _GradientProgram(Program):
         of_value, directions = cotangents[0], cotangents[1 : 1 + self.count]
         others = [of_value, *cotangents[1 + self.count :]]
         # torch.func.jvp cannot run inside torch.autograd.forward_ad.
-        if in_dual_level() or any(each is not None for each in others):
+        # Nor can it run on the batched tensors of `is_grads_batched=True`.
+        if in_dual_level() or any_legacy_batched(directions) or any(each is not None for each in others):
             return super().pull(inputs, cotangents, needed)
         active = sorted({*range(self.count), *needed})
 

@@ -12,10 +12,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hodiff.common.overriding import tensors_alone
-from hodiff.torch_internals.autograd.batching import any_legacy_batched, call_batched, call_below_legacy_batch
+from hodiff.torch_internals.autograd.batching import (
+    any_legacy_batched,
+    call_batched,
+    call_below_legacy_batch,
+    is_legacy_batched,
+)
 from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
-from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped, unwrap_if_ended
 from hodiff.torch_internals.compilers.dynamo import dynamo_watches, hide_from_dynamo, is_dynamo_loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,9 +69,12 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
                 return call_batched(function, call, inputs)
             return function.apply(*inputs)
         # Not by a helper: dynamo would compile its frame, and the results would require a gradient.
-        inputs = tuple([unwrap_if_ended(x) if isinstance(x, Tensor) else x for x in inputs])
-        if any_legacy_batched(inputs):
-            return call_below_legacy_batch(call, inputs)
+        for each in inputs:
+            if isinstance(each, Tensor) and (is_wrapped(each) or is_legacy_batched(each)):
+                inputs = tuple([unwrap_if_ended(x) if isinstance(x, Tensor) else x for x in inputs])
+                if any_legacy_batched(inputs):
+                    return call_below_legacy_batch(call, inputs)
+                break
         # If nothing is recorded, as in a last backward pass, the formula suffices.
         if not torch.is_grad_enabled() and not in_forward_mode():
             return forward(*inputs)

@@ -120,10 +120,13 @@ def broadcast(*shapes: Sequence[int]) -> bool:
     if differ is operator.ne and shapes.count(shapes[0]) == len(shapes):  # quick
         return True
     rank = max(map(len, shapes))
-    for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
-        first, *others = [size for size in sizes if differ(size, 1)] or (1,)
-        if any(differ(size, first) for size in others):
-            return False
+    found = [1] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape, start=rank - len(shape)):
+            if differ(size, 1):
+                if differ(found[k], 1) and differ(found[k], size):
+                    return False
+                found[k] = size
     return True
 
 

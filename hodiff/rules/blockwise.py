@@ -44,11 +44,13 @@ def allows_in_place(*tensors: Tensor | None) -> bool:
     # passes; and not with `is_grads_batched=True`, which batches tensors without asking for a rule.
     if torch.compiler.is_compiling():
         return False
-    present = [each for each in tensors if each is not None]
-    # A stand-in for a tensor, such as a jet, has no memory to write to.
-    return all(
-        isinstance(each, Tensor) and not (is_zero_without_memory(each) or is_legacy_batched(each)) for each in present
-    )
+    for each in tensors:
+        # A stand-in for a tensor, such as a jet, has no memory to write to.
+        if each is not None and (
+            not isinstance(each, Tensor) or is_zero_without_memory(each) or is_legacy_batched(each)
+        ):
+            return False
+    return True
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:

@@ -112,7 +112,7 @@ def _make_scaled_slope(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
 def _make_pull(cls: type[ElementwiseFunction]) -> Callable[..., list[Tensor | None]]:
     def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
         return [
-            cls.scaled_slope(cotangent, index, *residuals).sum_to_size(shape) if needed else None
+            summed_to(shape, cls.scaled_slope(cotangent, index, *residuals)) if needed else None
             for index, (shape, needed) in enumerate(zip(shapes, wanted, strict=True))
         ]
 
@@ -163,13 +163,17 @@ def _times_function(cls: Any) -> Any:
 
 
 def _make_setup_context(cls: type[ElementwiseFunction]) -> Callable[..., None]:
+    saves_inputs = cls.residuals is ElementwiseFunction.residuals
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        residuals = cls.residuals(inputs, output)
-        ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in residuals))
-        ctx.save_for_forward(*(each if isinstance(each, Tensor) else None for each in inputs))
-        ctx.constant_residuals = tuple(None if isinstance(each, Tensor) else each for each in residuals)
-        ctx.constant_inputs = tuple(None if isinstance(each, Tensor) else each for each in inputs)
-        ctx.shapes = tuple(each.shape if isinstance(each, Tensor) else None for each in inputs)
+        tensors, ctx.constant_inputs = _parted(inputs)
+        ctx.save_for_forward(*tensors)
+        if saves_inputs:
+            ctx.constant_residuals = ctx.constant_inputs
+        else:
+            tensors, ctx.constant_residuals = _parted(cls.residuals(inputs, output))
+        ctx.save_for_backward(*tensors)
+        ctx.shapes = tuple([each.shape if isinstance(each, Tensor) else None for each in inputs])
         ctx.shape = output.shape
         ctx.set_materialize_grads(False)
 
@@ -222,6 +226,17 @@ def batch_in_front(in_dims: Sequence[int | None], inputs: Sequence[Any]) -> tupl
         return moved.reshape(moved.shape[0], *(1,) * (rank - moved.dim() + 1), *moved.shape[1:])
 
     return tuple(each if dim is None else aligned(each, dim) for each, dim in pairs)
+
+
+def summed_to(shape: torch.Size, tensor: Tensor) -> Tensor:
+    """Apply `sum_to_size`, which takes the time of an operator even if the tensor has that shape."""
+    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
+
+
+def _parted(values: Sequence[Any]) -> tuple[list[Tensor | None], list[Any]]:
+    """Return the tensors and the constants among some values, with None in the places of the others."""
+    tensors = [each if isinstance(each, Tensor) else None for each in values]
+    return tensors, [None if isinstance(each, Tensor) else each for each in values]
 
 
 def _merged(tensors: Sequence[Tensor | None], constants: Sequence[Any]) -> list[Any]:

@@ -46,8 +46,12 @@ def broadcast_shape(*shapes: torch.Size) -> torch.Size:
     if shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max(map(len, shapes))
-    aligned = [(1,) * (rank - len(each)) + each for each in shapes]
-    return torch.Size([next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)])
+    found = [1] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape, start=rank - len(shape)):
+            if size != 1:
+                found[k] = size
+    return torch.Size(found)
 
 
 def in_trace() -> bool:

@@ -23,6 +23,10 @@ class Wording(Enum):
         r"derivative for '(igammac?: input|zeta)'",
         "incomplete gamma and zeta functions have no derivative by their first argument",
     )
+    EMBEDDING_BAG = (
+        r"derivative for '_embedding_bag_backward'|forward AD with _embedding_bag",
+        "bags of embeddings have a first derivative, in reverse mode only",
+    )
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
     NESTED_DUAL_LEVELS = (
         r"Nested forward mode AD",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from custom_functions import cubed_slope, custom
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -437,4 +438,15 @@ def test_derivatives_that_torch_lacks_have_a_remedy(name):
         lambda: HessianOperator(total, a, randomness="fixed") @ a,
     ):
         with pytest.raises(RouteError, match=remedy):
+            derive()
+
+
+def test_sparse_bags_of_embeddings_have_a_remedy():
+    w = torch.ones(3, 2)
+
+    def f(w):
+        return (F.embedding_bag(torch.tensor([[0, 1]]), w, sparse=True) ** 2).sum()
+
+    for derive in (lambda: hvp(f, w, w), lambda: hessian(f)(w), lambda: HessianOperator(f, w) @ w):
+        with pytest.raises(RouteError, match=r"does not take sparse=True.*set sparse=False"):
             derive()

@@ -83,6 +83,12 @@ def test_derivatives_match_differences_for_every_variant(optimizer: str, variant
     torch.testing.assert_close(f(*leaves()), adapt_by(optimizer, 3)(*leaves()), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed", "checkpointed mixed"])
+def test_batched_backward_matches_differences(variant: str) -> None:
+    """`is_grads_batched=True`, as in a vectorized Jacobian of torch, gives the same as one backward pass for each."""
+    assert gradcheck(adapt_by("SGD", 2, **VARIANTS[variant]), leaves(), check_batched_grad=True)
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed", "checkpointed mixed"])
 def test_third_derivatives_match_differences(variant: str) -> None:

@@ -234,6 +234,10 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: torch.igammac(_x(), torch.ones(())).sum().backward(),
         lambda: torch.special.zeta(_x(), torch.ones(())).sum().backward(),
     ),
+    Wording.EMBEDDING_BAG: (
+        lambda: _slope(lambda x: F.embedding_bag(torch.tensor([[0]]), x.reshape(1, -1)).square()).sum().backward(),
+        lambda: _jvp_at_ones(lambda x: F.embedding_bag(torch.tensor([[0]]), x.reshape(1, -1))),
+    ),
     Wording.FORWARD_MODE: (
         lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),
         lambda: _jvp_at_ones(_Bare.apply),

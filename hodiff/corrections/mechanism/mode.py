@@ -127,6 +127,8 @@ class Corrections(RuleMode):
             operands, named = cast[0]
             with without_autocast(cast[1]):
                 result = self._by_rule(correction, operands, named, compiling)
+        if type(result) is Tensor or type(result) is tuple:
+            return result
         if isinstance(result, Exception):
             # Errors of the rule itself, or about tangents without memory, which transforms catch and retry.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
@@ -150,7 +152,17 @@ class Corrections(RuleMode):
             result = correction.lean(*args, **kwargs)
             if type(result) is not Declined:
                 return result
-        return correction.rule(*args, **kwargs) if compiling else _attempt(correction, args, kwargs)
+        if compiling:
+            return correction.rule(*args, **kwargs)
+        result = _run(correction.rule, args, kwargs)
+        if isinstance(result, Exception) or (type(result) is Declined and not result.torch_is_right):
+            try:
+                in_numbers = correction.parameters.with_numbers(args, kwargs)
+            except TypeError as error:
+                return unable(f"of {error}")
+            if in_numbers is not None:
+                return _run(correction.rule, *in_numbers)
+        return result
 
     def _constant(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call where derivatives are switched off, and detach its result."""
@@ -161,7 +173,8 @@ class Corrections(RuleMode):
         """Run torch's own function for a declined call; raise if it is known to be wrong for a derivative taken."""
         result = func(*args, **kwargs)
         # torch itself raises for a missing derivative.
-        is_wrong = correction.kind == "wrong" or _is_mended(correction, args, kwargs)
+        mends = correction.mends
+        is_wrong = correction.kind == "wrong" or (mends is not None and mends(*args, **kwargs))
         if why.torch_is_right or not is_wrong or not carry_derivatives(tensors_in((args, kwargs))):
             return result
         raise RouteError(
@@ -173,7 +186,8 @@ class Corrections(RuleMode):
 
     def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
         """Whether a rule that is mostly faster is needed here, or faster."""
-        return _is_mended(correction, args, kwargs) or self._is_worth_it(correction, args, kwargs)
+        mends = correction.mends
+        return (mends is not None and mends(*args, **kwargs)) or self._is_worth_it(correction, args, kwargs)
 
     def _is_worth_it(self, correction: Correction, args: Any, kwargs: Any) -> bool:
         # A compiler fuses the passes that lean rules save, and traces torch's own functions best.
@@ -187,20 +201,8 @@ class Corrections(RuleMode):
         return self.many or not least or (isinstance(first, Tensor) and first.numel() >= least)
 
 
-def _attempt(correction: Correction, args: Any, kwargs: Any) -> Any:
-    """Return the value of a rule, a `Declined`, or its error for arguments that torch may refuse as well."""
-    result = _run(correction.rule, args, kwargs)
-    if isinstance(result, Exception) or (type(result) is Declined and not result.torch_is_right):
-        try:
-            in_numbers = correction.parameters.with_numbers(args, kwargs)
-        except TypeError as error:
-            return unable(f"of {error}")
-        if in_numbers is not None:
-            return _run(correction.rule, *in_numbers)
-    return result
-
-
 def _run(rule: Any, args: Any, kwargs: Any) -> Any:
+    """Return the value of a rule, a `Declined`, or its error for arguments that torch may refuse as well."""
     try:
         return rule(*args, **kwargs)
     except InputError as error:  # hodiff's function does not accept the arguments
@@ -236,11 +238,6 @@ def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
     if in_transform() or in_forward_mode():
         require_derivatives(operator, (args, kwargs), result)
     return result
-
-
-def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:
-    """Whether torch's derivatives of a call are wrong, although its rule is mostly just faster."""
-    return correction.mends is not None and correction.mends(*args, **kwargs)
 
 
 def _without_value(correction: Correction, func: Any) -> HodiffError:

@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
 from hodiff.rules.blockwise import allows_in_place, block_by_block, without
+from hodiff.rules.elementwise import summed_to
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
 from hodiff.torch_internals.tensors import broadcast_shape
@@ -42,8 +44,8 @@ class CrossEntropy(SavingFunction):
             return (None,) * 6
         x, target = ctx.saved_tensors
         counted = torch.where(target == ctx.rest[0], 0, cotangent)
-        gradient = CrossEntropyGradient.call(x, target, counted, *ctx.rest).sum_to_size(x.shape)
-        return gradient, None, None, None, None, None
+        gradient = CrossEntropyGradient.call(x, target, counted, *ctx.rest)
+        return summed_to(x.shape, gradient), None, None, None, None, None
 
     @staticmethod
     @nestable_jvp
@@ -51,10 +53,9 @@ class CrossEntropy(SavingFunction):
         """Compute the inner product of the tangent with $p$ minus the smoothed target."""
         x, target = ctx.saved_tensors
         ignore, smoothing, dim, _ = ctx.rest
-        mean = (Softmax.call(x, dim) * tangent).sum(dim, keepdim=True) - _expected(
-            tangent, target, ignore, smoothing, dim
-        )
-        return torch.where(target == ignore, 0, mean).expand(ctx.shape)
+        mean = (Softmax.call(x, dim) * tangent).sum(dim, keepdim=True)
+        change = mean - _expected(tangent, class_of(target, ignore), smoothing, dim)
+        return torch.where(target == ignore, 0, change).expand(ctx.shape)
 
 
 class CrossEntropyGradient(SavingFunction):
@@ -87,7 +88,7 @@ class CrossEntropyGradient(SavingFunction):
             by_x = LogSumExpProduct.call(x, g, v, dim, False, limit).sum_to_size(x.shape)
         if ctx.needs_input_grad[2]:
             mean = (Softmax.call(x, dim) * v).sum(dim, keepdim=True)
-            by_g = (mean - _expected(v, target, ignore, smoothing, dim)).sum_to_size(g.shape)
+            by_g = (mean - _expected(v, class_of(target, ignore), smoothing, dim)).sum_to_size(g.shape)
         return by_x, None, by_g, None, None, None, None
 
     @staticmethod
@@ -109,28 +110,35 @@ def class_of(target: Tensor, ignore: int) -> Tensor:
     return torch.where(target == ignore, 0, target).long()
 
 
-def _expected(v: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
-    """Mean of v under the smoothed target."""
-    shape = broadcast_shape(v.shape, target.shape)
-    hit = v.expand(shape).gather(dim, class_of(target, ignore).expand(without(dim, shape)))
-    if not smoothing:
-        return hit
-    return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True)
+def _expected(v: Tensor, index: Tensor, smoothing: float, dim: int) -> Tensor:
+    """Mean of v under the smoothed target, whose classes are int64 indices."""
+    shape = broadcast_shape(v.shape, index.shape)
+    hit = v.expand(shape).gather(dim, index.expand(without(dim, shape)))
+    return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True) if smoothing else hit
 
 
 def _losses(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     logs = torch.log_softmax(x, dim)
-    return torch.where(target == ignore, 0, -_expected(logs, target, ignore, smoothing, dim))
+    if _is_matrix(x, target, dim) and not smoothing and allows_in_place(x, target):
+        # One kernel in place of six operators, which take most of the time of a small call.
+        return F.nll_loss(logs, target.squeeze(1).long(), ignore_index=ignore, reduction="none").unsqueeze(1)
+    ignored = target == ignore
+    index = torch.where(ignored, 0, target).long()
+    return torch.where(ignored, 0, -_expected(logs, index, smoothing, dim))
+
+
+def _is_matrix(x: Tensor, target: Tensor, dim: int) -> bool:
+    return dim == -1 and x.dim() == 2 and x.shape[:1] == target.shape[:-1]
 
 
 def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     shape = broadcast_shape(x.shape, target.shape)
     index = class_of(target, ignore).expand(without(dim, shape))
-    hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
+    hit = torch.full(index.shape, smoothing - 1, dtype=x.dtype, device=x.device)
     y = torch.softmax(x, dim)
     if x.shape != shape or not allows_in_place(x, target, g):
         y = y - smoothing / x.shape[dim] if smoothing else y
         return y.expand(shape).scatter_add(dim, index, hit) * g
     # Work in place on the softmax; only the product with a batch of g needs another tensor.
     y = (y.sub_(smoothing / x.shape[dim]) if smoothing else y).scatter_add_(dim, index, hit)
-    return y.mul_(g) if broadcast_shape(shape, g.shape) == shape else y * g
+    return y.mul_(g) if g.shape == target.shape or broadcast_shape(shape, g.shape) == shape else y * g

@@ -104,7 +104,7 @@ def cross_entropy(
     """
     classes = _require_classification(input, target, weight, reduction, label_smoothing, chunk_size)
     require_int("cross_entropy", "ignore_index", ignore_index)
-    if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16, torch.bfloat16):
+    if input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
         input = input.float()  # as torch does
         target = target.to(input.dtype) if target.is_floating_point() else target
     dim = -1 if input.dim() == 1 else 1 - input.dim()
@@ -115,19 +115,20 @@ def cross_entropy(
         losses = SoftCrossEntropy.call(input, q if along is None else q * along, dim, limit).squeeze(dim)
         return _reduced(losses, reduction)
     index = target.unsqueeze(dim)
-    counted = index != ignore_index
     if weight is None:
         losses = CrossEntropy.call(input, index, ignore_index, label_smoothing, dim, limit)
-        total: Any = counted.sum()
     else:
+        counted = index != ignore_index
         each = torch.where(counted, weight.to(input.dtype)[class_of(index, ignore_index)], 0)
         losses = each * CrossEntropy.call(input, index, ignore_index, 0.0, dim, limit)
         if label_smoothing:
             smooth = torch.where(counted, SoftCrossEntropy.call(input, along, dim, limit), 0)
             losses = (1 - label_smoothing) * losses + label_smoothing / classes * smooth
-        total = each.sum()
-    losses = losses.squeeze(dim)
-    return losses.sum() / total if reduction == "mean" else _reduced(losses, reduction)
+    if reduction == "none":
+        return losses.squeeze(dim)
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / (index != ignore_index if weight is None else each).sum()
 
 
 @overridable

@@ -300,7 +300,7 @@ def _trailing(
 ) -> Tensor:
     require_floating(function, x=x)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+    if not shape or x.shape[-len(shape) :] != shape:
         raise InputError(
             f"{function}: normalized_shape: expected the trailing sizes of x {tuple(x.shape)}, got {shape}."
         )

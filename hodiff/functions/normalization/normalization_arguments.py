@@ -21,12 +21,12 @@ def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tens
     require_eps(function, eps)
 
 
-def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
+def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], weight: Any, bias: Any) -> None:
     """Raise if the weight or the bias has another shape than the given one, or a dtype that does not fit x."""
-    if all(each is None for each in parameters):
+    if weight is None and bias is None:
         return
     dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
-    given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
+    given = {name: each for name, each in (("weight", weight), ("bias", bias)) if each is not None}
     require_floating(function, **given)
     for name, each in given.items():
         if tuple(each.shape) != shape or each.dtype not in dtypes:

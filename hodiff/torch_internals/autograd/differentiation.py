@@ -37,15 +37,13 @@ def only_reverse_mode() -> bool:
 
 def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
     """Whether a derivative by these tensors, or any, may be taken; False only if that is certain."""
-    if in_transform() or in_forward_mode():
-        return True
-    if tensors is None:
-        return torch.is_grad_enabled()
     if torch.is_grad_enabled():
+        if tensors is None:
+            return True
         for each in tensors:  # a generator would take half of the time
             if isinstance(each, Tensor) and each.requires_grad:
                 return True
-    return False
+    return in_transform() or in_forward_mode()
 
 
 def autograd_records() -> bool:

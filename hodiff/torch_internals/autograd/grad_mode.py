@@ -36,7 +36,7 @@ run_backward: Callable[..., tuple[Tensor | None, ...]] = Variable._execution_eng
 in_jit_trace: Callable[[], bool] = torch._C._is_tracing
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # The modes of a trace before dispatch; the first is that of `make_fx`.
-_pre_dispatch_modes: Callable[[], Any] = torch._ops.mode_stack_state_for_pre_dispatch
+_PRE_DISPATCH_MODES: Any = torch._ops.mode_stack_state_for_pre_dispatch()
 
 
 def gradients_of(
@@ -75,7 +75,7 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
 def in_fx_trace() -> bool:
     """Whether `make_fx` traces the running code; the check does not import `make_fx`."""
     # Most calls run without modes, where torch's own check would take a microsecond.
-    if not dispatch_mode_count() and _pre_dispatch_modes().get(0) is None:
+    if not dispatch_mode_count() and _PRE_DISPATCH_MODES.get(0) is None:
         return False
     module = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return module is not None and module.get_proxy_mode() is not None

@@ -28,19 +28,24 @@ class _Split(NamedTuple):
     others: Tensor
 
 
-def _split(x: Tensor, dim: Any) -> _Split | None:
-    """Split a sum of exponentials in which one term is nearly the whole sum; None for other sums."""
+def rounds_to_one(x: Tensor, dim: Any) -> bool:
+    """Whether one term of a sum of exponentials is nearly the whole sum, so that torch's derivatives lose digits."""
     plain = seen(x) if isinstance(dim, int) and x.dim() else None
     if plain is None:
-        return None
+        return False
     low, high = range_of(plain)
     if not math.isfinite(high) or high - low < LIMIT:
-        return None
-    value = torch.log_softmax(x.detach(), dim)
-    if below_transforms(value).max().item() < -_REST:
+        return False
+    # NaN, of sums without a finite term, counts.
+    return not below_transforms(torch.log_softmax(x.detach(), dim)).max().item() < -_REST
+
+
+def _split(x: Tensor, dim: Any) -> _Split | None:
+    """Split a sum of exponentials in which one term is nearly the whole sum; None for other sums."""
+    if not rounds_to_one(x, dim):
         return None
     place = x.detach().argmax(dim, keepdim=True)
-    is_largest = torch.zeros_like(value, dtype=torch.bool).scatter(dim, place, True)
+    is_largest = torch.zeros_like(x.detach(), dtype=torch.bool).scatter(dim, place, True)
     largest = x.gather(dim, place)
     behind = x - largest
     others = torch.where(is_largest, 0, behind.exp()).sum(dim, keepdim=True)
