@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -78,6 +79,8 @@ def handle(jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, 
             return _of_an_ended_pass(func, args, kwargs)
         if jet.frame.depth > frame.depth:
             frame = jet.frame
+    if not torch.compiler.is_compiling():
+        args, kwargs = _in_python(args), {name: _in_python(each) for name, each in kwargs.items()}
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
     # Tensors that rules create stay constants.
@@ -100,6 +103,13 @@ def handle(jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         # Without differentiation the mode would only cost time.
         with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
             return _follow(frame, jets, func, args, kwargs)
+
+
+def _in_python(value: Any) -> Any:
+    """Replace NumPy's scalars, which torch takes for numbers, by Python's, which rules take for numbers."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return type(value)(map(_in_python, value)) if type(value) in (list, tuple) else value
 
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -112,7 +112,7 @@ def part_of(frame: Frame, tree: Any, k: int) -> Any:
     if isinstance(tree, (Tensor, Jet)):
         constant: Any = tree
         return Batched(torch.zeros_like(constant), False)
-    return 0 if isinstance(tree, (int, float, complex)) and not isinstance(tree, bool) else tree
+    return 0 if isinstance(tree, (int, float, complex)) else tree
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

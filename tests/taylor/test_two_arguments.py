@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from mpmath_series import D
@@ -164,7 +165,32 @@ NUMBERS = {
     "a power of integers": lambda x: torch.arange(1, 3) ** x,
     "a power to integers": lambda x: x ** torch.arange(3)[:, None, None],
     "single precision": lambda x: torch.ones(2, dtype=torch.float32) / x,
+    "a power of half precision": lambda x: HALVES**x,
+    "xlogy of half precision": lambda x: torch.xlogy(x, HALVES),
+    "hypot of half precision": lambda x: torch.hypot(x, HALVES),
+    "xlog1py by a number": lambda x: torch.special.xlog1py(x, 2.5),
+    "atan2 by a mask": lambda x: torch.atan2(x, MASK),
+    "masked_fill by True": lambda x: (x * x).masked_fill(MASK, value=True),
+    "masked_fill by NumPy's number": lambda x: (x * x).masked_fill(MASK, np.float32(1.5)),
+    "where True": lambda x: torch.where(MASK, x * x, True),
+    "where NumPy's number": lambda x: torch.where(MASK, np.int64(2), x * x),
+    "scatter of NumPy's number": lambda x: (x * x).scatter(0, torch.tensor([[1, 0]]), np.float32(1.5)),
+    "pad by True": lambda x: functional.pad(x * x, (1, 0), value=True)[:, 1:] * x,
+    "NumPy's numbers as index and dimension": lambda x: (x * x)[np.int64(1)].sum(np.int64(0)) * x,
+    "NumPy's number to a power": lambda x: np.float32(1.5) ** x,
+    **{
+        f"{loss.__name__} with weights, {reduction}": lambda x, loss=loss, reduction=reduction: loss(
+            x, torch.zeros_like(x), reduction=reduction, weight=WEIGHTS
+        )
+        for loss in (functional.mse_loss, functional.l1_loss, functional.huber_loss)
+        for reduction in ("mean", "sum", "none")
+    },
+    "labels of a distribution": lambda x: x * torch.distributions.Categorical(x).log_prob(LABEL)[:, None],
 }
+HALVES = torch.tensor([0.3, 1.7], dtype=torch.float16)
+MASK = torch.tensor([[True, False], [False, True], [False, False]])
+LABEL = torch.tensor(1)
+WEIGHTS = positive(3, 2)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

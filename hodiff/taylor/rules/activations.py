@@ -13,7 +13,7 @@ from hodiff.functions.activations.gated_derivatives import FLAT
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import name_of, rule
-from hodiff.taylor.rules.arithmetic import of_one, with_value
+from hodiff.taylor.rules.arithmetic import in_dtype_of, of_one, with_value
 from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, hurwitz_zeta, polygamma
 from hodiff.taylor.series import Frame
 
@@ -176,28 +176,30 @@ def zeta_rule(frame: Frame, func: Any, x: Any, q: Any, *, out: None = None) -> A
 def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Product a log b, and 0 where a is a constant 0."""
     log = torch.log1p if "1p" in name_of(func) else torch.log
-    x, y = value_of(frame, a), value_of(frame, b)
-    still = torch.as_tensor(x == 0) if x is a else torch.zeros((), dtype=torch.bool)
-    safe = torch.where(still, torch.ones_like(torch.as_tensor(y)), b) if bool(still.any()) else b
-    found = a * (log(safe) if not isinstance(safe, (int, float)) else math.log(safe))
-    return with_value(frame, func(x, y), found)
+    value = func(value_of(frame, a), value_of(frame, b))
+    a, b = in_dtype_of(value, a, b)
+    still = a == 0 if value_of(frame, a) is a else torch.zeros((), dtype=torch.bool)
+    safe = torch.where(still, torch.ones_like(value_of(frame, b)), b) if bool(still.any()) else b
+    return with_value(frame, value, a * log(safe))
 
 
 @rule("atan2")
 def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
     """Arctangent of whichever quotient is at most 1 in size, with torch's value."""
-    a, b = value_of(frame, y), value_of(frame, x)
-    steep = torch.abs(a) > torch.abs(b)
+    value = torch.atan2(value_of(frame, y), value_of(frame, x))
+    y, x = in_dtype_of(value, y, x)
+    steep = torch.abs(value_of(frame, y)) > torch.abs(value_of(frame, x))
     above = torch.where(steep, -x, y)
     below = torch.where(steep, y, x)
-    return with_value(frame, torch.atan2(a, b), torch.atan(above / below))
+    return with_value(frame, value, torch.atan(above / below))
 
 
 @rule("hypot")
 def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Compute the length in axes along and across the value, so that no derivatives cancel; a norm at 0."""
+    value = torch.hypot(value_of(frame, a), value_of(frame, b))
+    a, b = in_dtype_of(value, a, b)
     x, y = value_of(frame, a), value_of(frame, b)
-    value = torch.hypot(x, y)
     usual = (value > 0) & torch.isfinite(value)
     size = torch.where(usual, value, 1.0)
     cosine, sine = torch.where(usual, x / size, 1.0), torch.where(usual, y / size, 0.0)

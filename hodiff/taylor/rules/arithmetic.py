@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from hodiff.taylor.elementwise import Derivatives, Power, System
-from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
@@ -60,6 +59,14 @@ def _in_shape(each: Any, value: Any, shape: tuple[int, ...]) -> Any:
 def with_value(frame: Frame, value: Any, x: Any) -> Any:
     """Replace the value of a jet, such as by torch's own where a formula is for derivatives only."""
     return widened(frame, [value, *x.coefficients[1:]])
+
+
+def in_dtype_of(value: torch.Tensor, *args: Any) -> list[Any]:
+    """Convert arguments, among them numbers, to the dtype of the result, in which a rule then computes."""
+    return [
+        each.to(value.dtype) if isinstance(each, (torch.Tensor, Jet)) else torch.as_tensor(each, dtype=value.dtype)
+        for each in args
+    ]
 
 
 @analytic_rule("add")
@@ -111,11 +118,10 @@ def rdiv(frame: Frame, func: Any, a: Any, b: Any) -> Any:
 @analytic_rule("pow")
 def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Binomial series for a constant exponent; exp(b log a) if it moves or is a complex number."""
-    if not hasattr(b, "ndim") or isinstance(b, np.generic):
-        number = b.item() if isinstance(b, np.generic) else b
-        if not isinstance(number, complex):
-            return of_one(frame, a, power(number))
-        return torch.exp(number * torch.log(a.to(torch.result_type(value_of(frame, a), 1j))))
+    if not hasattr(b, "ndim"):
+        if not isinstance(b, complex):
+            return of_one(frame, a, power(b))
+        return torch.exp(b * torch.log(a.to(torch.result_type(value_of(frame, a), 1j))))
     if moves(frame, b):
         return _moving_power(frame, a, b)
     u, _ = aligned(frame, a, b)
@@ -130,6 +136,7 @@ def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
         exponent = b * (_log(a) if a else 0.0)
         return with_value(frame, value, value * torch.exp(with_value(frame, torch.zeros_like(value), exponent)))
     # At a = 0 the exponent contributes no derivative, as in torch.
+    a, b = in_dtype_of(value, a, b)
     zero = x == 0
     exponent = b * torch.log(torch.where(zero, 1.0, a))
     found = value * torch.exp(with_value(frame, torch.zeros_like(value), exponent))

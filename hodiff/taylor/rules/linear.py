@@ -91,8 +91,10 @@ def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
             assembled(frame, [None if part is None else part[i] for part in parts]) for i in range(len(parts[0]))
         )
         return type(parts[0])(several) if type(parts[0]) in (list, tuple) else type(parts[0])(list(several))
-    # Real coefficients take the dtype of the value, which is complex beside a complex number.
     dtype = parts[0].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):  # such as labels that were broadcast beside a jet
+        return parts[0]
+    # Real coefficients take the dtype of the value, which is complex beside a complex number.
     return new_jet(frame, [each if each is None or each.dtype == dtype else each.to(dtype) for each in parts])
 
 

@@ -69,7 +69,7 @@ def _huber(frame: Frame, input: Any, target: Any, delta: float, weight: Any) -> 
     error = input - target
     size = torch.abs(error)
     near = value_of(frame, size) <= delta
-    return _weighted(torch.where(near, error * error / 2, delta * (size - delta / 2)), weight)
+    return _scaled(torch.where(near, error * error / 2, delta * (size - delta / 2)), weight)
 
 
 def _bce(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
