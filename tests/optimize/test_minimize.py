@@ -12,6 +12,7 @@ import torch
 from cases import rosenbrock
 from custom_functions import cubed_slope, old_style
 from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
 
 import hodiff
 from hodiff import HodiffWarning
@@ -305,15 +306,38 @@ def test_module_that_caches_tensors_matches():
     torch.testing.assert_close(found.x["w"], torch.full((3,), 2.0, dtype=D).log(), atol=1e-6, rtol=0)
 
 
-def test_ambiguous_bounds_are_rejected():
-    pair = [torch.tensor(0.5, dtype=D), torch.tensor(2.5, dtype=D)]
-    f = lambda p: (p[0] - 5) ** 2 + (p[1] + 5) ** 2  # noqa: E731
-    with pytest.raises(hodiff.InputError, match="got two pairs of numbers, which may be"):
-        minimize(f, pair, method="l-bfgs-b", bounds=([0, 1], [2, 3]))
-    joined = torch.stack(pair)
-    expected = so.minimize(lambda x: (x[0] - 5) ** 2 + (x[1] + 5) ** 2, [0.5, 2.5], bounds=([0, 1], [2, 3])).x
-    found = minimize(f, joined, method="l-bfgs-b", bounds=([0, 1], [2, 3])).x
-    torch.testing.assert_close(found, torch.from_numpy(expected))
+PAIR = torch.tensor([0.5, 2.5], dtype=D)
+
+
+def away(p):
+    return (p[0] - 5) ** 2 + (p[1] + 5) ** 2
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("x0", [PAIR, list(PAIR)], ids=["a tensor", "a list"])
+@pytest.mark.parametrize("bounds", [([0, 1], [2, 3]), ((0.0, 1.0), (2.0, 3.0)), [[0, 1], [2, 3]]])
+def test_ambiguous_bounds_are_rejected(batched, x0, bounds):
+    x0 = pytree.tree_map(lambda leaf: leaf[None], x0) if batched else x0
+    with pytest.raises(hodiff.InputError, match=r"Bounds\(\[0.0, 1.0\], \[2.0, 3.0\]\).*\[\(0.0, 1.0\), \(2.0, 3.0\)\]"):
+        minimize(away, x0, method="l-bfgs-b", bounds=bounds, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ([(0, 1), (2, 3)], [1, 2]),
+        (iter([(0, 1), (2, 3)]), [1, 2]),
+        (((0, 1), (2, None)), [1, 2]),
+        (so.Bounds([0, 1], [2, 3]), [2, 1]),
+        ((torch.tensor([0.0, 1.0], dtype=D), torch.tensor([2.0, 3.0], dtype=D)), [2, 1]),
+        ((np.array([0, 1]), [2, 3]), [2, 1]),
+        ((None, [2, 3]), [2, -5]),
+        (([0, 2], [2, 3]), [2, 2]),  # both meanings agree
+    ],
+)
+def test_bounds_of_two_unknowns_with_one_meaning_match(bounds, expected):
+    found = minimize(away, PAIR, method="l-bfgs-b", bounds=bounds).x
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=D))
 
 
 @pytest.mark.parametrize("method", [*METHODS, "batched"])
