@@ -23,9 +23,32 @@ def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> 
         found.success = False
         found.message = f"The value at x is {found.fun}, where no step leads on. {found.message}"
         return
-    slope = next((each for each in (found.get("grad"), found.get("jac")) if isinstance(each, np.ndarray)), None)
-    if slope is not None and np.array_equal(found.x, objective.variables.start):
-        found.message = f"x is x0, where the gradient has norm {np.linalg.norm(slope):.1e}. {found.message}"
+    if not np.isfinite(found.jac).all():
+        found.success = False
+        found.message = f"The gradient at x is not finite. {found.message}"
+    elif np.array_equal(found.x, objective.variables.start):
+        found.message = f"x is x0, where the gradient has norm {np.linalg.norm(found.jac):.1e}. {found.message}"
+    elif not found.success and objective.strayed:
+        found.message += " Values or derivatives at other points were not finite."
+
+
+def report_flat_curvature(found: scipy.optimize.OptimizeResult, objective: Objective) -> None:
+    """Report failure of "newton-cg" if its last step is zero because the curvature is, and the gradient is not."""
+    slope = found.jac
+    if not np.abs(slope).max() > _CLEAR:
+        return
+    # The step ends where the curvature along the gradient is zero to rounding; a Newton step along it may be long.
+    curvature = max(float(slope @ objective.product(found.x, slope)), 0.0)
+    if np.linalg.norm(slope) ** 3 > _CLEAR * curvature:
+        found.update(success=False, status=3)
+        found.message = (
+            "The last step has length zero, because the curvature along the gradient is not positive, although the "
+            f"gradient has norm {np.linalg.norm(slope):.1e}; another method, such as 'bfgs', may go on."
+        )
+
+
+# Gradients and steps above this size are clear, as by the default tolerances of SciPy's methods.
+_CLEAR = 1e-5
 
 
 def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective) -> scipy.optimize.OptimizeResult:

@@ -21,7 +21,7 @@ from hodiff.operators.linear.constant_points import require_constant
 from hodiff.optimize.batched.batch import InDims
 from hodiff.optimize.batched.batched_methods import minimize_all
 from hodiff.optimize.bounds import bounds_of, constraints_of
-from hodiff.optimize.display import OptimizeResult, describe_end, in_own_structure
+from hodiff.optimize.display import OptimizeResult, describe_end, in_own_structure, report_flat_curvature
 from hodiff.optimize.method_options import options_of
 from hodiff.optimize.methods import (
     METHODS,
@@ -45,6 +45,12 @@ DIFFERENTIABLE = (
 
 # Seconds after which a run without a progress bar warns about the cost of an iteration.
 SLOW = 60.0
+# Rejected steps in a row after which a trust region is smaller than rounding errors of x: each divides it by 4.
+STUCK = 100
+
+
+class Stuck(Exception):
+    """Ends a run of SciPy's whose steps are all rejected."""
 
 
 @outside_graphs
@@ -196,7 +202,7 @@ def minimize(
         if takes.solver is None:
             scipy_method = partial(
                 scipy.optimize.minimize,
-                objective.value,
+                objective.ranked_value if takes.trust_region else objective.value,
                 method=name,
                 tol=tol,
                 # SciPy is to convert all Jacobians, also those of bounds and linear constraints, to sparse matrices.
@@ -211,10 +217,17 @@ def minimize(
                 takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
             )
         found = _run(run, objective, iterations)
-    describe_end(found, objective)
     if "status" not in found:
         # SciPy returns fewer fields if the bounds fix all unknowns.
-        found.update(status=0, nit=0, jac=objective.gradient(found.x))
+        found.update(status=0, nit=0)
+    if takes.constraints and isinstance(found.get("jac"), list):
+        found.constr_jac = found.jac
+    if takes.solver is None or "jac" not in found:
+        # Some methods return the gradient of an earlier point, or none.
+        found.jac = objective.gradient(found.x)
+    if name == "newton-cg" and found.success and iterations.unchanged:
+        report_flat_curvature(found, objective)
+    describe_end(found, objective)
     return OptimizeResult(in_own_structure(found, objective))
 
 
@@ -239,15 +252,18 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
 
 def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.OptimizeResult:
     """Run SciPy's method, and again from its result while L-BFGS-B claims success with a large projected gradient."""
-    # In about one of twenty problems with bounds, its line search returns the point where it began.
-    found, bounds = method(objective.variables.start), method.keywords.get("bounds")
+    start, bounds = objective.variables.start, method.keywords.get("bounds")
+    if bounds is not None:
+        # SciPy's "trust-constr" would evaluate the function outside.
+        start = np.clip(start, bounds.lb, bounds.ub)
     if bounds is None or method.keywords["method"] != "l-bfgs-b":
-        return found
+        return method(start)
 
     def length(x: np.ndarray) -> float:
         return float(np.abs(x - np.clip(x - objective.gradient(x), bounds.lb, bounds.ub)).max(initial=0.0))
 
-    first = length(np.clip(objective.variables.start, bounds.lb, bounds.ub))
+    # In about one of twenty problems with bounds, the line search returns the point where it began.
+    first, found = length(start), method(start)
     while found.success and length(found.x) > _STUCK * first:
         again = method(found.x)
         if not again.fun < found.fun:
@@ -271,6 +287,13 @@ def _run(
             return run()
     except KeyboardInterrupt:
         return iterations.ended("Interrupted")
+    except Stuck:
+        cause = (
+            "a value or derivative is not finite near x"
+            if objective.strayed
+            else "because of rounding, or a wrong derivative of f"
+        )
+        return iterations.ended(f"No step changed x in {STUCK} iterations: {cause}", status=2)
     except StopIteration:
         # A callback may raise it, and some of SciPy's methods do not catch it.
         return iterations.ended("`callback` raised `StopIteration`")
@@ -289,10 +312,16 @@ class _Iterations:
         self.count = 0
         self._start = time.monotonic()
         self._silent = bar.disable
+        self._last, self.unchanged = objective.variables.start, 0
 
     def __call__(self, x: np.ndarray, state: Any = None) -> None:
+        self.unchanged = self.unchanged + 1 if np.array_equal(x, self._last) else 0
+        self._last = np.array(x)
         gradient = None if self._bar.disable else self._objective.gradient(x)
         self._tell(x, self._objective.value, gradient)
+        takes = METHODS[self._method]
+        if takes.trust_region and not takes.constraints and self.unchanged >= STUCK:
+            raise Stuck
 
     def after(self, point: Point) -> None:
         """Record an iteration of one of hodiff's own methods."""
@@ -322,10 +351,10 @@ class _Iterations:
         if self._callback is not None:
             self._callback(scipy.optimize.OptimizeResult(x=self._objective.variables.tree(x), fun=value(x)))
 
-    def ended(self, reason: str) -> scipy.optimize.OptimizeResult:
+    def ended(self, reason: str, status: int = 99) -> scipy.optimize.OptimizeResult:
         """Return the best point so far, for a run that did not finish."""
         value, x = self._objective.best or (math.nan, self._objective.variables.start)
         x = x if isinstance(x, np.ndarray) else self._objective.variables.array(x)
         return scipy.optimize.OptimizeResult(
-            x=x, fun=value, nit=self.count, success=False, status=99, message=f"{reason}; x is the best point so far."
+            x=x, fun=value, nit=self.count, success=False, status=status, message=f"{reason}; x is the best point so far."
         )
