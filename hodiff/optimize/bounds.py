@@ -113,11 +113,11 @@ def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
 
 
 def constraints_of(
-    caller: str, constraints: Any, variables: Variables, *, curved: bool, sparse: bool = False
+    caller: str, constraints: Any, variables: Variables, start: np.ndarray, *, curved: bool, sparse: bool = False
 ) -> list[Any]:
     """Convert constraints to SciPy's: functions of vectors, with Jacobians and, if `curved`, Hessians."""
     given = constraints if isinstance(constraints, (tuple, list)) else (constraints,)
-    return [_constraint(caller, each, variables, curved, sparse) for each in given]
+    return [_constraint(caller, each, variables, start, curved, sparse) for each in given]
 
 
 def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
@@ -144,7 +144,9 @@ def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> N
         )
 
 
-def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool, sparse: bool) -> Any:
+def _constraint(
+    caller: str, constraint: Any, variables: Variables, start: np.ndarray, curved: bool, sparse: bool
+) -> Any:
     if isinstance(constraint, scipy.optimize.LinearConstraint):
         columns = np.atleast_2d(constraint.A).shape[1]
         if columns != variables.space.size:
@@ -166,7 +168,7 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
         )
     values = vector_function(caller, "constraints", function, args, variables)
     lower, upper = (variables.array(each) if isinstance(each, Tensor) else each for each in (lower, upper))
-    _require_values(caller, numbers_of(values, variables.start, variables), lower, upper)
+    _require_values(caller, numbers_of(values, start, variables), lower, upper)
 
     def slopes(x: np.ndarray) -> np.ndarray:
         try:

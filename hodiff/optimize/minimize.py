@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,12 +13,14 @@ from tqdm.auto import tqdm
 from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.derivatives.own_gradient import compared_within
+from hodiff.errors import InputError
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.optimize.batched.batch import InDims
 from hodiff.optimize.batched.batched_methods import minimize_all
 from hodiff.optimize.bounds import bounds_of, constraints_of
 from hodiff.optimize.display import OptimizeResult, describe_end, in_own_structure, report_flat_curvature
+from hodiff.optimize.iterations import Iterations, finished
 from hodiff.optimize.method_options import options_of
 from hodiff.optimize.methods import (
     METHODS,
@@ -32,7 +31,6 @@ from hodiff.optimize.methods import (
     require_takes_sparse,
 )
 from hodiff.optimize.objective import Objective
-from hodiff.optimize.recorded_point import Point
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 
@@ -42,15 +40,6 @@ DIFFERENTIABLE = (
     "hodiff.implicit.argmin(f, hodiff.optimize.minimize), "
     "through whose minimum transforms see."
 )
-
-# Seconds after which a run without a progress bar warns about the cost of an iteration.
-SLOW = 60.0
-# Rejected steps in a row after which a trust region is smaller than rounding errors of x: each divides it by 4.
-STUCK = 100
-
-
-class Stuck(Exception):
-    """Ends a run of SciPy's whose steps are all rejected."""
 
 
 @outside_graphs
@@ -198,7 +187,7 @@ def minimize(
         require_options_of_scipy(name, options or {})
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products", sparse=sparse)
     with tqdm(unit=" iterations", disable=not progress) as bar:
-        iterations = _Iterations(objective, callback, bar, name)
+        iterations = Iterations(objective, callback, bar, name)
         if takes.solver is None:
             scipy_method = partial(
                 scipy.optimize.minimize,
@@ -216,7 +205,7 @@ def minimize(
             run = partial(
                 takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
             )
-        found = _run(run, objective, iterations)
+        found = finished(run, objective, iterations)
     if "status" not in found:
         # SciPy returns fewer fields if the bounds fix all unknowns.
         found.update(status=0, nit=0)
@@ -241,31 +230,38 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
         given["hess"] = objective.hessian
     elif curved:
         given["hessp"] = objective.product
+    start = objective.variables.start
     if bounds is not None:
-        given["bounds"] = bounds_of("minimize", bounds, objective.variables)
+        given["bounds"] = box = bounds_of("minimize", bounds, objective.variables)
+        # SciPy's "trust-constr" would evaluate the function outside of the bounds.
+        start = np.clip(start, box.lb, box.ub)
     if takes.constraints and not is_empty(constraints):
         given["constraints"] = constraints_of(
-            "minimize", constraints, objective.variables, curved=curved, sparse=sparse
+            "minimize", constraints, objective.variables, start, curved=curved, sparse=sparse
         )
-    return given
+    return given | {"x0": start}
 
 
 def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.OptimizeResult:
-    """Run SciPy's method, and again from its result while L-BFGS-B claims success with a large projected gradient."""
-    start, bounds = objective.variables.start, method.keywords.get("bounds")
-    if bounds is not None:
-        # SciPy's "trust-constr" would evaluate the function outside.
-        start = np.clip(start, bounds.lb, bounds.ub)
-    if bounds is None or method.keywords["method"] != "l-bfgs-b":
-        return method(start)
+    """Run SciPy's method, within the bounds also where hodiff compares values with gradients."""
+    bounds = method.keywords.get("bounds")
+    if bounds is None:
+        return method()
+    limits = (objective.variables.vector(side) for side in (bounds.lb, bounds.ub))
+    with compared_within(*limits):
+        return method() if method.keywords["method"] != "l-bfgs-b" else _beyond_stops(method, objective, bounds)
+
+
+def _beyond_stops(method: partial[Any], objective: Objective, bounds: Any) -> scipy.optimize.OptimizeResult:
+    """Run L-BFGS-B, and again from its result while it claims success with a large projected gradient."""
 
     def length(x: np.ndarray) -> float:
         return float(np.abs(x - np.clip(x - objective.gradient(x), bounds.lb, bounds.ub)).max(initial=0.0))
 
     # In about one of twenty problems with bounds, the line search returns the point where it began.
-    first, found = length(start), method(start)
+    first, found = length(method.keywords["x0"]), method()
     while found.success and length(found.x) > _STUCK * first:
-        again = method(found.x)
+        again = method(x0=found.x)
         if not again.fun < found.fun:
             break
         for count in ("nit", "nfev", "njev"):
@@ -276,85 +272,3 @@ def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.Op
 
 # Part of the first projected gradient above which L-BFGS-B has not converged.
 _STUCK = 1e-3
-
-
-def _run(
-    run: Callable[[], scipy.optimize.OptimizeResult], objective: Objective, iterations: _Iterations
-) -> scipy.optimize.OptimizeResult:
-    """Run the method; return the best point if it is interrupted or fails on a value that is not finite."""
-    try:
-        with np.errstate(all="ignore"):
-            return run()
-    except KeyboardInterrupt:
-        return iterations.ended("Interrupted")
-    except Stuck:
-        cause = (
-            "a value or derivative is not finite near x"
-            if objective.strayed
-            else "because of rounding, or a wrong derivative of f"
-        )
-        return iterations.ended(f"No step changed x in {STUCK} iterations: {cause}", status=2)
-    except StopIteration:
-        # A callback may raise it, and some of SciPy's methods do not catch it.
-        return iterations.ended("`callback` raised `StopIteration`")
-    except (ValueError, np.linalg.LinAlgError):
-        # SciPy's linear algebra rejects numbers that are not finite, and some methods do not check them first.
-        if not objective.strayed:
-            raise
-        return iterations.ended("A value or derivative is not finite")
-
-
-class _Iterations:
-    """Callback of all methods, which shows progress and calls the user's callback."""
-
-    def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any, method: str):
-        self._objective, self._callback, self._bar, self._method = objective, callback, bar, method
-        self.count = 0
-        self._start = time.monotonic()
-        self._silent = bar.disable
-        self._last, self.unchanged = objective.variables.start, 0
-
-    def __call__(self, x: np.ndarray, state: Any = None) -> None:
-        self.unchanged = self.unchanged + 1 if np.array_equal(x, self._last) else 0
-        self._last = np.array(x)
-        gradient = None if self._bar.disable else self._objective.gradient(x)
-        self._tell(x, self._objective.value, gradient)
-        takes = METHODS[self._method]
-        if takes.trust_region and not takes.constraints and self.unchanged >= STUCK:
-            raise Stuck
-
-    def after(self, point: Point) -> None:
-        """Record an iteration of one of hodiff's own methods."""
-        gradient = None if self._bar.disable else self._objective.variables.array(point.slope)
-        self._tell(point.x, lambda _: point.value, gradient)
-
-    def _tell(self, x: Any, value: Callable[[Any], float], gradient: np.ndarray | None) -> None:
-        self.count += 1
-        seconds = time.monotonic() - self._start
-        if self._silent and seconds > SLOW:
-            self._silent = False
-            counts = self._objective.counts
-            curved = METHODS[self._method].curvature
-            cheaper = "; 'l-bfgs-b' takes one gradient an iteration, and more iterations" if curved else ""
-            warnings.warn(
-                f"minimize: {self.count} iterations of {self._method!r} took {seconds:.0f} s: {counts.gradients} "
-                f"gradients, {counts.products} products with the Hessian and {counts.hessians} Hessians, "
-                f"{seconds / self.count:.2g} s an iteration{cheaper}. progress=True shows the progress, and "
-                f"options={{'maxiter': ...}} limits the iterations.",
-                HodiffWarning,
-                stacklevel=2,
-            )
-        if gradient is not None:
-            slope = np.linalg.norm(gradient)
-            self._bar.set_postfix(value=f"{value(x):.6g}", gradient=f"{slope:.2g}", refresh=False)
-            self._bar.update()
-        if self._callback is not None:
-            self._callback(scipy.optimize.OptimizeResult(x=self._objective.variables.tree(x), fun=value(x)))
-
-    def ended(self, reason: str, status: int = 99) -> scipy.optimize.OptimizeResult:
-        """Return the best point so far, for a run that did not finish."""
-        value, x = self._objective.best or (math.nan, self._objective.variables.start)
-        x = x if isinstance(x, np.ndarray) else self._objective.variables.array(x)
-        return scipy.optimize.OptimizeResult(
-            x=x, fun=value, nit=self.count, success=False, status=status, message=f"{reason}; x is the best point so far."
-        )

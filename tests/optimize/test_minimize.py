@@ -318,7 +318,9 @@ def away(p):
 @pytest.mark.parametrize("bounds", [([0, 1], [2, 3]), ((0.0, 1.0), (2.0, 3.0)), [[0, 1], [2, 3]]])
 def test_ambiguous_bounds_are_rejected(batched, x0, bounds):
     x0 = pytree.tree_map(lambda leaf: leaf[None], x0) if batched else x0
-    with pytest.raises(hodiff.InputError, match=r"Bounds\(\[0.0, 1.0\], \[2.0, 3.0\]\).*\[\(0.0, 1.0\), \(2.0, 3.0\)\]"):
+    with pytest.raises(
+        hodiff.InputError, match=r"Bounds\(\[0.0, 1.0\], \[2.0, 3.0\]\).*\[\(0.0, 1.0\), \(2.0, 3.0\)\]"
+    ):
         minimize(away, x0, method="l-bfgs-b", bounds=bounds, batched=batched)
 
 
@@ -449,7 +451,7 @@ def test_message_says_that_the_start_is_the_solution():
 
 
 def test_slow_functions_warn_with_the_cost_of_an_iteration(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("hodiff.optimize.minimize"), "SLOW", 0.0)
+    monkeypatch.setattr(importlib.import_module("hodiff.optimize.iterations"), "SLOW", 0.0)
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(
         HodiffWarning, match=r"1 iterations of 'trust-ncg' took .* products with the Hessian.*'l-bfgs-b'"

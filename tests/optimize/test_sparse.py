@@ -206,7 +206,7 @@ def test_sparse_constraints_with_bounds_match_dense(kind):
 def test_constraint_jacobians_and_hessians_are_sparse():
     x, v = np.linspace(0.3, 0.9, 6), np.arange(1.0, 6.0)
     given = so.NonlinearConstraint(lambda x: x[1:] * x[:-1] ** 2, 0, 1)
-    (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), curved=True, sparse=True)
+    (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), x, curved=True, sparse=True)
     jacobian, hessian = made.jac(x), made.hess(x, v)
     assert isinstance(jacobian, scipy.sparse.csr_array)
     assert isinstance(hessian, scipy.sparse.csr_array)
