@@ -16,6 +16,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.own_gradient import compared_within
 from hodiff.errors import InputError
 from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optimize.arguments_of_scipy import OF_MINIMIZE, refusing
 from hodiff.optimize.batched.batch import InDims
 from hodiff.optimize.batched.batched_methods import minimize_all
 from hodiff.optimize.bounds import bounds_of, constraints_of
@@ -43,6 +44,7 @@ DIFFERENTIABLE = (
 
 
 @outside_graphs
+@refusing(OF_MINIMIZE)
 @leave_inference_mode
 def minimize(
     f: Callable[..., Any],
