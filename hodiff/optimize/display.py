@@ -32,23 +32,18 @@ def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> 
         found.message += " Values or derivatives at other points were not finite."
 
 
-def report_flat_curvature(found: scipy.optimize.OptimizeResult, objective: Objective) -> None:
+def report_flat_curvature(found: scipy.optimize.OptimizeResult) -> None:
     """Report failure of "newton-cg" if its last step is zero because the curvature is, and the gradient is not."""
-    slope = found.jac
-    if not np.abs(slope).max() > _CLEAR:
-        return
-    # The step ends where the curvature along the gradient is zero to rounding; a Newton step along it may be long.
-    curvature = max(float(slope @ objective.product(found.x, slope)), 0.0)
-    if np.linalg.norm(slope) ** 3 > _CLEAR * curvature:
+    if np.abs(found.jac).max() > _GTOL:
         found.update(success=False, status=3)
         found.message = (
-            "The last step has length zero, because the curvature along the gradient is not positive, although the "
-            f"gradient has norm {np.linalg.norm(slope):.1e}; another method, such as 'bfgs', may go on."
+            "The last step has length zero, because the curvature along the gradient is zero, although the gradient "
+            f"has norm {np.linalg.norm(found.jac):.1e}; another method, such as 'bfgs', may go on."
         )
 
 
-# Gradients and steps above this size are clear, as by the default tolerances of SciPy's methods.
-_CLEAR = 1e-5
+# Default of `gtol` for SciPy's methods.
+_GTOL = 1e-5
 
 
 def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective) -> scipy.optimize.OptimizeResult:

@@ -96,6 +96,8 @@ def finished(
         with np.errstate(all="ignore"):
             return run()
     except KeyboardInterrupt:
+        if objective.best is None:
+            raise
         return iterations.ended("Interrupted")
     except StuckError:
         cause = (

@@ -217,7 +217,7 @@ def minimize(
         # Some methods return the gradient of an earlier point, or none.
         found.jac = objective.gradient(found.x)
     if name == "newton-cg" and found.success and iterations.unchanged:
-        report_flat_curvature(found, objective)
+        report_flat_curvature(found)
     describe_end(found, objective)
     return OptimizeResult(in_own_structure(found, objective))
 

@@ -149,7 +149,11 @@ class Objective:
             # The result reports the non-finite gradient; computing the Hessian would only warn about it.
             self.counts.hessians += 1
             return np.full((n, n), np.nan) if self._sparse is None else unknown_matrix(n)
-        return self._matrix_of(x) if self._sparse is not None else self.variables.array(self._matrix_of(x))
+        if self._sparse is not None:
+            return self._matrix_of(x)
+        matrix = self.variables.array(self._matrix_of(x))
+        self.strayed |= not np.isfinite(matrix).all()
+        return matrix
 
     def factorable(self, x: Any) -> Shifted:
         """Return the Hessian for a Newton method to factorise, at a vector where the gradient is finite."""
