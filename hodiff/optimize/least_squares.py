@@ -81,13 +81,14 @@ def least_squares(
             method, without bounds, for m >= n. "lm-geodesic" is hodiff's own, without bounds, for any m, and computes
             on the device of `x0`. Its steps bend with the exact second derivative of the residuals along the step. The
             second derivative costs a few evaluations and saves Jacobians in narrow curved valleys.
-        bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`.
+        bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`. `f`
+            is evaluated within them.
         ftol: The run ends if the relative change of the cost is smaller; None disables the test.
         xtol: The run ends if the length of a step relative to x is smaller; None disables the test.
         gtol: The run ends if the gradient's largest element is smaller; None disables the test.
         x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for scales computed from
-            the Jacobian's columns. None is the default of the installed SciPy, which in 1.17 is "jac" for "lm" and 1
-            for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
+            the Jacobian's columns, which "lsmr" does not support. None is the default of the installed SciPy, which in
+            1.17 is "jac" for "lm" and 1 for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
         loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan". Losses other than "linear" limit outliers.
         f_scale: Size of a residual above which it counts as an outlier.
         tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for products with the Jacobian only; None is "exact".
@@ -105,8 +106,10 @@ def least_squares(
         dtypes and devices. `cost` is a float, and `fun` the residuals (m,). `jac` is the Jacobian at x: a tensor (m,
         n), or a `hodiff.JacobianOperator` with "lsmr". A robust loss does not scale its rows, unlike SciPy's. Further
         fields are `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, the
-        number of second derivatives. With `batched` all fields have a row for each problem, and `message` is a list; a
-        start whose residuals are not finite has status -1.
+        number of second derivatives. Ctrl-C ends the run with the last accepted point and status 99, after its
+        residuals and its Jacobian are computed if necessary; before the first one, it is raised. With `batched` all
+        fields have a row for each problem, and `message` is a list; a start whose residuals are not finite has status
+        -1.
 
     Raises:
         InputError: If an argument is invalid, such as a start outside its bounds, or `f` does not depend on `x0`.

@@ -67,8 +67,14 @@ def minimize(
 
     `scipy.optimize.minimize` on tensors, with the iterates that SciPy computes from hand-written derivatives. SciPy
     computes in float64 on the CPU. hodiff's own methods "newton", "newton-krylov", "ssbroyden" and "ssbfgs" compute
-    in float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point; the
-    gradient and the products reuse the recorded graph.
+    in float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`; value, gradient and
+    products at a point share one evaluation and its graph. A method that returns to an earlier point evaluates it
+    again. If `f` leaves the graph, as by `detach`, the first run evaluates it seven more times, to compare its
+    gradient with differences.
+
+    With bounds, a start outside is moved to the nearest point within them, and `f` and the constraints are evaluated
+    within them. Only "trust-constr" may step outside, unless `scipy.optimize.Bounds` has `keep_feasible=True`. Trust
+    regions shrink after NaN, unlike SciPy's, and end if no step changed x in 100 iterations.
 
     | method | uses | bounds | constraints |
     |---|---|---|---|
@@ -96,9 +102,10 @@ def minimize(
         x0: Start: a tensor or a pytree of floating-point tensors, n numbers in all. Complex numbers count as two.
         *args: Further arguments of `f`, taken as constants.
         method: A method of the table; None is "trust-ncg", and with `batched` "trust-exact", or "l-bfgs-b" with bounds.
-        bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as in SciPy, a pair for each element of
-            x in pytree order, or `scipy.optimize.Bounds`. With `batched`, bounds of one problem that apply to all, or
-            pytrees with the shapes of `x0`.
+        bounds: A tuple `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or as in SciPy, a list
+            of pairs, one for each element of x in pytree order, or `scipy.optimize.Bounds`. For n = 2, two pairs of
+            numbers could mean both, so they raise, unless they are a list of tuples. With `batched`, bounds of one
+            problem that apply to all, or pytrees with the shapes of `x0`.
         constraints: As in SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
             `{"type": "eq" or "ineq", "fun": fun}`. `fun(x)` uses torch functions and returns a tensor or a pytree of
             tensors; hodiff computes its derivatives. `scipy.optimize.LinearConstraint` applies to x in pytree order.
@@ -117,10 +124,14 @@ def minimize(
             tuple.
 
     Returns:
-        SciPy's `OptimizeResult`. `x` and `jac`, the gradient, have the structure, dtypes and devices of `x0`; `fun` is
-        a float. Further fields are `success`, `status`, `message`, the number `nit` of iterations, and the fields of
-        the method. `nfev`, `njev`, `nhvp` and `nhev` count values, gradients, Hessian-vector products and Hessians.
-        Ctrl-C ends the run with the best point so far. With `batched` all fields have a row for each problem: `fun`,
+        SciPy's `OptimizeResult`. `x` and `jac`, the gradient at x, have the structure, dtypes and devices of `x0`;
+        `fun` is a float. Further fields are `success`, `status`, `message`, the number `nit` of iterations, and SciPy's
+        fields of the method, such as `hess_inv`, in pytree order. "trust-constr" also returns `constr_jac`, the
+        Jacobians of the constraints, which SciPy calls `jac`. `nfev`, `njev`, `nhvp` and `nhev` count values,
+        gradients, Hessian-vector products and Hessians. `success` is False if the value or the gradient at x is not
+        finite, or if "newton-cg" made a step of length zero because the curvature is zero. Ctrl-C ends the run with the
+        best point so far and status 99, after the gradient there is computed if necessary; before the first value, it
+        is raised. With `batched` all fields have a row for each problem: `fun`,
         `success`, `status` and the counts are tensors (B,), "trust-exact" returns `hess` and "bfgs" `hess_inv`, (B, n,
         n), and `message` is a list.
 
