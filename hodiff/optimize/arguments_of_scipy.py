@@ -35,7 +35,7 @@ def refusing(remedies: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable
             for name in kwargs:
                 if name in remedies:
                     raise InputError(
-                        f"{function.__name__}: {name}: expected no such argument of "
+                        f"{function.__name__}: {name}: expected no argument of this name, unlike "
                         f"scipy.optimize.{function.__name__}, got {type(kwargs[name]).__name__}; {remedies[name]}."
                     )
             return function(*args, **kwargs)

@@ -330,9 +330,9 @@ def test_iteration_limit_is_reported():
         ({"callback": 3}, "callback: expected a callable"),
         ({"options": 3}, "options: expected a dict"),
         ({"progress": 1}, "progress: expected True or False"),
-        ({"args": (3.0,)}, "args: expected no such argument .* closes over them"),
-        ({"jac": True}, "jac: expected no such argument .* exact derivatives"),
-        ({"hessp": bowl}, "hessp: expected no such argument .* exact derivatives"),
+        ({"args": (3.0,)}, "args: expected no argument of this name, unlike .* closes over them"),
+        ({"jac": True}, "jac: expected no argument of this name, unlike .* exact derivatives"),
+        ({"hessp": bowl}, "hessp: expected no argument of this name, unlike .* exact derivatives"),
     ],
 )
 def test_rejects_bad_arguments(change, words):

@@ -199,7 +199,7 @@ def test_sparse_constraints_with_bounds_match_dense(kind):
         )
     dense, found = runs
     assert dense.nit == found.nit
-    assert all(map(scipy.sparse.issparse, found.jac))
+    assert all(map(scipy.sparse.issparse, found.constr_jac))
     torch.testing.assert_close(found.x, dense.x, rtol=1e-6, atol=0)
 
 
