@@ -6,6 +6,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -45,9 +46,20 @@ _asked: set[int] = set()
 
 class _Thread(threading.local):
     comparing = False
+    limits: tuple[Tensor, Tensor] | None = None
 
 
 _this_thread = _Thread()
+
+
+@contextmanager
+def compared_within(lower: Tensor, upper: Tensor) -> Iterator[None]:
+    """Keep the differences of functions of n numbers, in one or several leaves, within limits (n,)."""
+    before, _this_thread.limits = _this_thread.limits, (lower, upper)
+    try:
+        yield
+    finally:
+        _this_thread.limits = before
 
 
 def is_comparing() -> bool:
@@ -199,7 +211,11 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
     """Return the derivative along a direction by autograd and by differences, or None if they agree or are unclear."""
     generator = torch.Generator().manual_seed(0)
     points = [leaf.detach().requires_grad_() for leaf in leaves]
+    limits = _limits_of(points)
     moves = [_direction(leaf, generator) for leaf in points]
+    for i, (point, (lower, upper)) in enumerate(zip(points, limits, strict=False)):
+        room = torch.minimum(point - lower, upper - point).detach().clamp(min=0) / _STEP
+        moves[i] = torch.minimum(torch.maximum(moves[i], -room), room)
     weights: list[Tensor] = []
 
     def number(at: Sequence[Tensor]) -> Tensor:
@@ -211,6 +227,15 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
             )
         return torch.stack([(w * y).double().sum() for w, y in zip(weights, outputs, strict=True)]).sum()
 
+    def moved(h: float) -> list[Tensor]:
+        at = [p + h * m for p, m in zip(points, moves, strict=True)]
+        # A rounded sum may exceed a limit.
+        return (
+            [torch.minimum(torch.maximum(p, low), up) for p, (low, up) in zip(at, limits, strict=True)]
+            if limits
+            else at
+        )
+
     with torch.enable_grad():
         value = number(points)
         gradient = torch.autograd.grad(value, points, allow_unused=True)
@@ -221,15 +246,25 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
         if float(number(points).detach()) != float(value.detach()):
             return None
         wide, narrow = (
-            float(number([p + h * m for p, m in zip(points, moves, strict=True)]).detach())
-            - float(number([p - h * m for p, m in zip(points, moves, strict=True)]).detach())
-            for h in (_STEP, _STEP / 2)
+            float(number(moved(h)).detach()) - float(number(moved(-h)).detach()) for h in (_STEP, _STEP / 2)
         )
     wide, narrow = wide / (2 * _STEP), narrow / _STEP
     truth = (4 * narrow - wide) / 3
     eps = max(torch.finfo(each.dtype).eps for each in points)
     doubt = 4 * abs(narrow - wide) + 100 * eps * abs(float(value.detach())) / _STEP
     return (own, truth) if abs(own - truth) > doubt + _CLEAR * max(abs(own), abs(truth)) else None
+
+
+def _limits_of(points: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the limits of each leaf; none if there are no limits of as many numbers."""
+    sizes = [each.numel() for each in points]
+    if _this_thread.limits is None or sum(sizes) != _this_thread.limits[0].numel():
+        return []
+    lower, upper = (side.split(sizes) for side in _this_thread.limits)
+    return [
+        (low.reshape(each.shape).to(each), up.reshape(each.shape).to(each))
+        for each, low, up in zip(points, lower, upper, strict=True)
+    ]
 
 
 def _direction(leaf: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import scipy
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hodiff.common.options import is_number
 from hodiff.common.trees import PyTree, describe
@@ -29,19 +28,16 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
     if bounds is None:
         return None
     n = variables.space.size
+    keep_feasible: Any = False
+    if in_pairs:
+        _require_one_meaning(caller, bounds, n)
     if isinstance(bounds, scipy.optimize.Bounds):
-        lower, upper = bounds.lb, bounds.ub
+        lower, upper, keep_feasible = bounds.lb, bounds.ub, bounds.keep_feasible
     elif _are_sides(bounds, in_pairs):
         lower, upper = (
             _limits(caller, each, empty, variables) for each, empty in zip(bounds, (-np.inf, np.inf), strict=True)
         )
     elif in_pairs and isinstance(bounds, Iterable) and all(map(_is_pair, pairs := list(bounds))) and len(pairs) == n:
-        if n == 2 and pytree.tree_structure(pairs[0]) == variables.space.spec:
-            raise InputError(
-                f"{caller}: bounds: expected scipy.optimize.Bounds(lower, upper), or two pytrees of tensors, got two "
-                "pairs of numbers, which may be bounds of each element, or lower and upper bounds in the structure "
-                "of x0."
-            )
         lower, upper = (
             np.array([empty if each[i] is None else each[i] for each in pairs], float)
             for i, empty in ((0, -np.inf), (1, np.inf))
@@ -60,13 +56,32 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
             f"{caller}: bounds: expected lower bounds that are at most the upper bounds, got {lower[i]:g} and "
             f"{upper[i]:g} for element {i} of x0 in pytree order."
         )
-    return scipy.optimize.Bounds(lower, upper)
+    return scipy.optimize.Bounds(lower, upper, keep_feasible)
+
+
+def _require_one_meaning(caller: str, bounds: Any, n: int) -> None:
+    """Raise for two pairs of numbers that may be lower and upper bounds of two unknowns, unless a list of tuples."""
+    if n != 2 or not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(map(_is_pair, bounds)):
+        return
+    if isinstance(bounds, list) and any(isinstance(each, tuple) for each in bounds):
+        return
+    # Lower and upper bounds contain no None.
+    if any(each is None for pair in bounds for each in pair):
+        return
+    one, other = ([float(each) for each in pair] for pair in bounds)
+    if one[1] != other[0]:
+        raise InputError(
+            f"{caller}: bounds: expected bounds with one meaning, got two pairs of numbers, which may be the lower "
+            f"and the upper bounds of two unknowns, or the limits of each unknown; pass scipy.optimize.Bounds({one}, "
+            f"{other}) or two tensors for lower and upper bounds, or a list of tuples, {[tuple(one), tuple(other)]}, "
+            "for the limits of each unknown."
+        )
 
 
 def _are_sides(bounds: Any, in_pairs: bool) -> bool:
     """Whether the bounds are a pair of lower and upper bounds."""
     if in_pairs:
-        return isinstance(bounds, tuple) and len(bounds) == 2 and not any(map(_is_pair, bounds))
+        return isinstance(bounds, tuple) and len(bounds) == 2 and not all(map(_is_pair, bounds))
     return isinstance(bounds, (tuple, list)) and len(bounds) == 2
 
 
@@ -98,11 +113,11 @@ def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
 
 
 def constraints_of(
-    caller: str, constraints: Any, variables: Variables, *, curved: bool, sparse: bool = False
+    caller: str, constraints: Any, variables: Variables, start: np.ndarray, *, curved: bool, sparse: bool = False
 ) -> list[Any]:
     """Convert constraints to SciPy's: functions of vectors, with Jacobians and, if `curved`, Hessians."""
     given = constraints if isinstance(constraints, (tuple, list)) else (constraints,)
-    return [_constraint(caller, each, variables, curved, sparse) for each in given]
+    return [_constraint(caller, each, variables, start, curved, sparse) for each in given]
 
 
 def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
@@ -129,7 +144,9 @@ def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> N
         )
 
 
-def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool, sparse: bool) -> Any:
+def _constraint(
+    caller: str, constraint: Any, variables: Variables, start: np.ndarray, curved: bool, sparse: bool
+) -> Any:
     if isinstance(constraint, scipy.optimize.LinearConstraint):
         columns = np.atleast_2d(constraint.A).shape[1]
         if columns != variables.space.size:
@@ -151,7 +168,7 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
         )
     values = vector_function(caller, "constraints", function, args, variables)
     lower, upper = (variables.array(each) if isinstance(each, Tensor) else each for each in (lower, upper))
-    _require_values(caller, numbers_of(values, variables.start, variables), lower, upper)
+    _require_values(caller, numbers_of(values, start, variables), lower, upper)
 
     def slopes(x: np.ndarray) -> np.ndarray:
         try:

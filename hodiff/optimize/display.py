@@ -23,9 +23,27 @@ def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> 
         found.success = False
         found.message = f"The value at x is {found.fun}, where no step leads on. {found.message}"
         return
-    slope = next((each for each in (found.get("grad"), found.get("jac")) if isinstance(each, np.ndarray)), None)
-    if slope is not None and np.array_equal(found.x, objective.variables.start):
-        found.message = f"x is x0, where the gradient has norm {np.linalg.norm(slope):.1e}. {found.message}"
+    if not np.isfinite(found.jac).all():
+        found.success = False
+        found.message = f"The gradient at x is not finite. {found.message}"
+    elif np.array_equal(found.x, objective.variables.start):
+        found.message = f"x is x0, where the gradient has norm {np.linalg.norm(found.jac):.1e}. {found.message}"
+    elif not found.success and objective.strayed:
+        found.message += " Values or derivatives at other points were not finite."
+
+
+def report_flat_curvature(found: scipy.optimize.OptimizeResult) -> None:
+    """Report failure of "newton-cg" if its last step is zero because the curvature is, and the gradient is not."""
+    if np.abs(found.jac).max() > _GTOL:
+        found.update(success=False, status=3)
+        found.message = (
+            "The last step has length zero, because the curvature along the gradient is zero, although the gradient "
+            f"has norm {np.linalg.norm(found.jac):.1e}; another method, such as 'bfgs', may go on."
+        )
+
+
+# Default of `gtol` for SciPy's methods.
+_GTOL = 1e-5
 
 
 def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective) -> scipy.optimize.OptimizeResult:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hodiff.derivatives import jacobian
+from hodiff.optimize.terminations import INTERRUPTED
 from hodiff.optimize.variables import Variables
 from hodiff.taylor import directional_derivatives
 
@@ -96,6 +97,7 @@ class Problem:
     def __init__(self, residuals: Callable[[Tensor], Tensor], variables: Variables):
         self._residuals, self._dtype = residuals, variables.space.dtype
         self.values = self.jacobians = self.accelerations = 0
+        self.accepted: Tensor | None = None
 
     def value(self, x: Tensor) -> Tensor:
         """Compute the residuals; the function itself may differentiate with respect to x."""
@@ -104,8 +106,9 @@ class Problem:
             return self._residuals(x.detach().to(self._dtype).requires_grad_()).detach().double()
 
     def jacobian(self, x: Tensor) -> Tensor:
-        """Compute the Jacobian (m, n)."""
+        """Compute the Jacobian (m, n) at an accepted point."""
         self.jacobians += 1
+        self.accepted = x
         return jacobian(self._residuals)(x.to(self._dtype)).detach().double()
 
     def acceleration(self, x: Tensor, v: Tensor) -> Tensor:
@@ -118,7 +121,19 @@ class Problem:
 def geodesic_least_squares(
     problem: Problem, start: Tensor, scales: Tensor | None, rules: Rules
 ) -> scipy.optimize.OptimizeResult:
-    """Minimise from `start`; `scales` of None are computed from the columns of the Jacobian."""
+    """Minimise from `start`, also until Ctrl-C; `scales` of None are computed from the columns of the Jacobian."""
+    try:
+        return _iterate(problem, start, scales, rules)
+    except KeyboardInterrupt:
+        counts = {"nit": max(problem.jacobians - 1, 0), "nfev": problem.values, "njev": problem.jacobians}
+        accepted = start if problem.accepted is None else problem.accepted
+        found = _iterate(problem, accepted, scales, replace(rules, most=0))
+        end = {"success": False, "status": INTERRUPTED.status, "message": INTERRUPTED.message}
+        found.update(naev=problem.accelerations, **counts, **end)
+        return found
+
+
+def _iterate(problem: Problem, start: Tensor, scales: Tensor | None, rules: Rules) -> scipy.optimize.OptimizeResult:
     by_columns = scales is None
     x, residuals = start, problem.value(start)
     cost, steps = _cost(residuals), 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,21 @@ from torch import Tensor
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals
-from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.own_gradient import compared_within
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import JacobianOperator
 from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optimize.arguments_of_scipy import OF_LEAST_SQUARES, refusing
 from hodiff.optimize.batched.batch import InDims
 from hodiff.optimize.batched.batched_methods import least_squares_of_all
 from hodiff.optimize.batched.levenberg_marquardt import Limits
 from hodiff.optimize.bounds import bounds_of
 from hodiff.optimize.display import OptimizeResult
 from hodiff.optimize.geodesic import Problem, Rules, geodesic_least_squares
-from hodiff.optimize.objective import numbers_of, vector_function
+from hodiff.optimize.objective import vector_function
+from hodiff.optimize.residual_function import ResidualFunction
+from hodiff.optimize.terminations import INTERRUPTED
 from hodiff.optimize.variables import Variables, require_some, scale_vector, scales_of
 from hodiff.rules.any_order import outside_graphs
 
@@ -40,6 +45,7 @@ SOLVERS = ("exact", "lsmr")
 
 
 @outside_graphs
+@refusing(OF_LEAST_SQUARES)
 @leave_inference_mode
 @at_another_point
 def least_squares(
@@ -75,13 +81,14 @@ def least_squares(
             method, without bounds, for m >= n. "lm-geodesic" is hodiff's own, without bounds, for any m, and computes
             on the device of `x0`. Its steps bend with the exact second derivative of the residuals along the step. The
             second derivative costs a few evaluations and saves Jacobians in narrow curved valleys.
-        bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`.
+        bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`. `f`
+            is evaluated within them.
         ftol: The run ends if the relative change of the cost is smaller; None disables the test.
         xtol: The run ends if the length of a step relative to x is smaller; None disables the test.
         gtol: The run ends if the gradient's largest element is smaller; None disables the test.
         x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for scales computed from
-            the Jacobian's columns. None is the default of the installed SciPy, which in 1.17 is "jac" for "lm" and 1
-            for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
+            the Jacobian's columns, which "lsmr" does not support. None is the default of the installed SciPy, which in
+            1.17 is "jac" for "lm" and 1 for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
         loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan". Losses other than "linear" limit outliers.
         f_scale: Size of a residual above which it counts as an outlier.
         tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for products with the Jacobian only; None is "exact".
@@ -99,8 +106,10 @@ def least_squares(
         dtypes and devices. `cost` is a float, and `fun` the residuals (m,). `jac` is the Jacobian at x: a tensor (m,
         n), or a `hodiff.JacobianOperator` with "lsmr". A robust loss does not scale its rows, unlike SciPy's. Further
         fields are `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, the
-        number of second derivatives. With `batched` all fields have a row for each problem, and `message` is a list; a
-        start whose residuals are not finite has status -1.
+        number of second derivatives. Ctrl-C ends the run with the last accepted point and status 99, after its
+        residuals and its Jacobian are computed if necessary; before the first one, it is raised. With `batched` all
+        fields have a row for each problem, and `message` is a list; a start whose residuals are not finite has status
+        -1.
 
     Raises:
         InputError: If an argument is invalid, such as a start outside its bounds, or `f` does not depend on `x0`.
@@ -147,6 +156,11 @@ def least_squares(
             f"least_squares: method: {method!r} supports no bounds, only loss='linear' and no tr_solver='lsmr'; pass "
             "method='trf'."
         )
+    if tr_solver == "lsmr" and isinstance(x_scale, str) and x_scale == "jac":
+        raise InputError(
+            "least_squares: x_scale: expected a number or a pytree like x0 with tr_solver='lsmr', which computes no "
+            "columns of the Jacobian, got 'jac'; pass sizes of the unknowns, or tr_solver='exact'."
+        )
     flatten_primals(x0, "least_squares", "x0", complex_too=True)
     require_callable("least_squares", f=f)
     require_constant("least_squares", x0, f, args, advice=DIFFERENTIABLE)
@@ -157,15 +171,13 @@ def least_squares(
     require_some("least_squares", variables.space)
     residuals = vector_function("least_squares", "f", f, args, variables)
 
-    def value(x: np.ndarray) -> np.ndarray:
-        return numbers_of(residuals, x, variables)
-
-    def slopes(x: np.ndarray) -> Any:
-        if tr_solver == "lsmr":
-            return JacobianOperator(residuals, variables.vector(x)).to_scipy()
-        return variables.array(jacobian(residuals)(variables.vector(x)))
-
-    first = value(variables.start)
+    box = bounds_of("least_squares", bounds, variables, in_pairs=False)
+    if box is not None:
+        _require_inside(variables.start, box, method)
+    # SciPy's "trf" searches a plane in the space of the unknowns, which needs two of them.
+    line = tr_solver == "lsmr" and method == "trf" and variables.space.size == 1
+    problem = ResidualFunction(residuals, variables, products=tr_solver == "lsmr", dense=line)
+    first = problem.value(variables.start)
     if not np.isfinite(first).all():
         raise InputError(
             f"least_squares: x0: expected a point with finite residuals, got {first[~np.isfinite(first)][0]} "
@@ -173,10 +185,9 @@ def least_squares(
         )
     if method == "lm-geodesic":
         rules = Rules(ftol, xtol, gtol, max_nfev or 100 * variables.space.size, acceleration)
-        found = geodesic_least_squares(
-            Problem(residuals, variables), variables.origin, scale_vector(x_scale, variables), rules
-        )
-        return _in_own_structure(found, variables, residuals)
+        scales = scale_vector(x_scale, variables)
+        found = geodesic_least_squares(Problem(residuals, variables), variables.origin, scales, rules)
+        return _in_own_structure(found, variables, residuals, products=False)
     if method == "lm" and len(first) < variables.space.size:
         raise InputError(
             f"least_squares: f: expected as many residuals as unknowns for method='lm', {variables.space.size}, got "
@@ -186,28 +197,38 @@ def least_squares(
     # The default depends on SciPy's version and on the method.
     if x_scale is not None:
         given["x_scale"] = scales_of(x_scale, variables)
-    if bounds is not None:
-        given["bounds"] = bounds_of("least_squares", bounds, variables, in_pairs=False)
-        _require_inside(variables.start, given["bounds"], method)
-    with np.errstate(all="ignore"):
-        found = scipy.optimize.least_squares(
-            value,
-            variables.start,
-            jac=slopes,
-            method=method,
-            ftol=ftol,
-            xtol=xtol,
-            gtol=gtol,
-            loss=loss,
-            f_scale=f_scale,
-            tr_solver=tr_solver,
-            max_nfev=max_nfev,
-            **given,
-        )
+    if box is not None:
+        given["bounds"] = box
+    solve = partial(
+        scipy.optimize.least_squares,
+        problem.value,
+        jac=problem.jacobian,
+        ftol=ftol,
+        xtol=xtol,
+        gtol=gtol,
+        loss=loss,
+        f_scale=f_scale,
+        tr_solver=None if line else tr_solver,
+        **given,
+    )
+    sides = None if box is None else (variables.vector(box.lb), variables.vector(box.ub))
+    with np.errstate(all="ignore"), nullcontext() if sides is None else compared_within(*sides):
+        try:
+            found = solve(x0=variables.start, method=method, max_nfev=max_nfev)
+        except KeyboardInterrupt:
+            found = _interrupted(solve, problem, "trf" if method == "lm" else method)
     if loss != "linear" and isinstance(found.jac, np.ndarray):
         # A robust loss has scaled the rows of SciPy's Jacobian.
-        found.jac = slopes(found.x)
-    return _in_own_structure(found, variables, residuals)
+        found.jac = problem.jacobian(found.x)
+    return _in_own_structure(found, variables, residuals, products=tr_solver == "lsmr")
+
+
+def _interrupted(solve: partial[Any], problem: ResidualFunction, method: str) -> scipy.optimize.OptimizeResult:
+    """Return the result at the last accepted point, which SciPy computes when it takes no step."""
+    nfev, njev = problem.values, problem.jacobians
+    found = solve(x0=problem.accepted, method=method, max_nfev=1)
+    found.update(nfev=nfev, njev=njev, success=False, status=INTERRUPTED.status, message=INTERRUPTED.message)
+    return found
 
 
 def _require_an_end(method: str, *tolerances: float | None) -> None:
@@ -242,14 +263,15 @@ def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: st
 
 
 def _in_own_structure(
-    found: scipy.optimize.OptimizeResult, variables: Variables, residuals: Callable[[Tensor], Tensor]
+    found: scipy.optimize.OptimizeResult,
+    variables: Variables,
+    residuals: Callable[[Tensor], Tensor],
+    *,
+    products: bool,
 ) -> OptimizeResult:
     """Convert point, gradient and mask to pytrees, and residuals and Jacobian to tensors."""
     x = found.x
     found.x, found.grad, found.active_mask = (variables.tree(each) for each in (x, found.grad, found.active_mask))
     found.fun = variables.vector(found.fun)
-    if isinstance(found.jac, np.ndarray):
-        found.jac = variables.vector(found.jac)
-    else:
-        found.jac = JacobianOperator(residuals, variables.vector(x))
+    found.jac = JacobianOperator(residuals, variables.vector(x)) if products else variables.vector(found.jac)
     return OptimizeResult(found)

@@ -73,6 +73,7 @@ class Method:
         bounds: Whether the method supports bounds.
         constraints: Whether the method supports constraints.
         sparse: Whether the method supports a sparse Hessian.
+        trust_region: Whether SciPy compares decreases of the value with those of a model in a region.
         solver: Function that minimises; None for SciPy.
         options: Dataclass of the options.
     """
@@ -81,6 +82,7 @@ class Method:
     bounds: bool = False
     constraints: bool = False
     sparse: bool = False
+    trust_region: bool = False
     solver: Solver | None = None
     options: type = dict
 
@@ -88,7 +90,7 @@ class Method:
 METHODS = {
     "bfgs": Method(),
     "cg": Method(),
-    "dogleg": Method("hessian"),
+    "dogleg": Method("hessian", trust_region=True),
     "l-bfgs-b": Method(bounds=True),
     "newton": Method("hessian", sparse=True, solver=newton_method, options=NewtonOptions),
     "newton-cg": Method("products", sparse=True),
@@ -97,10 +99,10 @@ METHODS = {
     "ssbfgs": Method(solver=ssbfgs_method, options=QuasiNewtonOptions),
     "ssbroyden": Method(solver=ssbroyden_method, options=QuasiNewtonOptions),
     "tnc": Method(bounds=True),
-    "trust-constr": Method("products", bounds=True, constraints=True, sparse=True),
-    "trust-exact": Method("hessian"),
-    "trust-krylov": Method("products", sparse=True),
-    "trust-ncg": Method("products", sparse=True),
+    "trust-constr": Method("products", bounds=True, constraints=True, sparse=True, trust_region=True),
+    "trust-exact": Method("hessian", trust_region=True),
+    "trust-krylov": Method("products", sparse=True, trust_region=True),
+    "trust-ncg": Method("products", sparse=True, trust_region=True),
 }
 
 

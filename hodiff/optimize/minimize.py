@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,12 +13,15 @@ from tqdm.auto import tqdm
 from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.derivatives.own_gradient import compared_within
+from hodiff.errors import InputError
 from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optimize.arguments_of_scipy import OF_MINIMIZE, refusing
 from hodiff.optimize.batched.batch import InDims
 from hodiff.optimize.batched.batched_methods import minimize_all
 from hodiff.optimize.bounds import bounds_of, constraints_of
-from hodiff.optimize.display import OptimizeResult, describe_end, in_own_structure
+from hodiff.optimize.display import OptimizeResult, describe_end, in_own_structure, report_flat_curvature
+from hodiff.optimize.iterations import Iterations, finished
 from hodiff.optimize.method_options import options_of
 from hodiff.optimize.methods import (
     METHODS,
@@ -32,7 +32,6 @@ from hodiff.optimize.methods import (
     require_takes_sparse,
 )
 from hodiff.optimize.objective import Objective
-from hodiff.optimize.recorded_point import Point
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 
@@ -43,11 +42,9 @@ DIFFERENTIABLE = (
     "through whose minimum transforms see."
 )
 
-# Seconds after which a run without a progress bar warns about the cost of an iteration.
-SLOW = 60.0
-
 
 @outside_graphs
+@refusing(OF_MINIMIZE)
 @leave_inference_mode
 def minimize(
     f: Callable[..., Any],
@@ -70,8 +67,14 @@ def minimize(
 
     `scipy.optimize.minimize` on tensors, with the iterates that SciPy computes from hand-written derivatives. SciPy
     computes in float64 on the CPU. hodiff's own methods "newton", "newton-krylov", "ssbroyden" and "ssbfgs" compute
-    in float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point; the
-    gradient and the products reuse the recorded graph.
+    in float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`; value, gradient and
+    products at a point share one evaluation and its graph. A method that returns to an earlier point evaluates it
+    again. If `f` leaves the graph, as by `detach`, the first run evaluates it seven more times, to compare its
+    gradient with differences.
+
+    With bounds, a start outside is moved to the nearest point within them, and `f` and the constraints are evaluated
+    within them. Only "trust-constr" may step outside, unless `scipy.optimize.Bounds` has `keep_feasible=True`. Trust
+    regions shrink after NaN, unlike SciPy's, and end if no step changed x in 100 iterations.
 
     | method | uses | bounds | constraints |
     |---|---|---|---|
@@ -99,9 +102,10 @@ def minimize(
         x0: Start: a tensor or a pytree of floating-point tensors, n numbers in all. Complex numbers count as two.
         *args: Further arguments of `f`, taken as constants.
         method: A method of the table; None is "trust-ncg", and with `batched` "trust-exact", or "l-bfgs-b" with bounds.
-        bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as in SciPy, a pair for each element of
-            x in pytree order, or `scipy.optimize.Bounds`. With `batched`, bounds of one problem that apply to all, or
-            pytrees with the shapes of `x0`.
+        bounds: A tuple `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or as in SciPy, a list
+            of pairs, one for each element of x in pytree order, or `scipy.optimize.Bounds`. For n = 2, two pairs of
+            numbers could mean both, so they raise, unless they are a list of tuples. With `batched`, bounds of one
+            problem that apply to all, or pytrees with the shapes of `x0`.
         constraints: As in SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
             `{"type": "eq" or "ineq", "fun": fun}`. `fun(x)` uses torch functions and returns a tensor or a pytree of
             tensors; hodiff computes its derivatives. `scipy.optimize.LinearConstraint` applies to x in pytree order.
@@ -120,10 +124,14 @@ def minimize(
             tuple.
 
     Returns:
-        SciPy's `OptimizeResult`. `x` and `jac`, the gradient, have the structure, dtypes and devices of `x0`; `fun` is
-        a float. Further fields are `success`, `status`, `message`, the number `nit` of iterations, and the fields of
-        the method. `nfev`, `njev`, `nhvp` and `nhev` count values, gradients, Hessian-vector products and Hessians.
-        Ctrl-C ends the run with the best point so far. With `batched` all fields have a row for each problem: `fun`,
+        SciPy's `OptimizeResult`. `x` and `jac`, the gradient at x, have the structure, dtypes and devices of `x0`;
+        `fun` is a float. Further fields are `success`, `status`, `message`, the number `nit` of iterations, and SciPy's
+        fields of the method, such as `hess_inv`, in pytree order. "trust-constr" also returns `constr_jac`, the
+        Jacobians of the constraints, which SciPy calls `jac`. `nfev`, `njev`, `nhvp` and `nhev` count values,
+        gradients, Hessian-vector products and Hessians. `success` is False if the value or the gradient at x is not
+        finite, or if "newton-cg" made a step of length zero because the curvature is zero. Ctrl-C ends the run with the
+        best point so far and status 99, after the gradient there is computed if necessary; before the first value, it
+        is raised. With `batched` all fields have a row for each problem: `fun`,
         `success`, `status` and the counts are tensors (B,), "trust-exact" returns `hess` and "bfgs" `hess_inv`, (B, n,
         n), and `message` is a list.
 
@@ -192,11 +200,11 @@ def minimize(
         require_options_of_scipy(name, options or {})
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products", sparse=sparse)
     with tqdm(unit=" iterations", disable=not progress) as bar:
-        iterations = _Iterations(objective, callback, bar, name)
+        iterations = Iterations(objective, callback, bar, name)
         if takes.solver is None:
             scipy_method = partial(
                 scipy.optimize.minimize,
-                objective.value,
+                objective.ranked_value if takes.trust_region else objective.value,
                 method=name,
                 tol=tol,
                 # SciPy is to convert all Jacobians, also those of bounds and linear constraints, to sparse matrices.
@@ -210,11 +218,18 @@ def minimize(
             run = partial(
                 takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
             )
-        found = _run(run, objective, iterations)
-    describe_end(found, objective)
+        found = finished(run, objective, iterations)
     if "status" not in found:
         # SciPy returns fewer fields if the bounds fix all unknowns.
-        found.update(status=0, nit=0, jac=objective.gradient(found.x))
+        found.update(status=0, nit=0)
+    if takes.constraints and isinstance(found.get("jac"), list):
+        found.constr_jac = found.jac
+    if takes.solver is None or "jac" not in found:
+        # Some methods return the gradient of an earlier point, or none.
+        found.jac = objective.gradient(found.x)
+    if name == "newton-cg" and found.success and iterations.unchanged:
+        report_flat_curvature(found)
+    describe_end(found, objective)
     return OptimizeResult(in_own_structure(found, objective))
 
 
@@ -228,28 +243,38 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
         given["hess"] = objective.hessian
     elif curved:
         given["hessp"] = objective.product
+    start = objective.variables.start
     if bounds is not None:
-        given["bounds"] = bounds_of("minimize", bounds, objective.variables)
+        given["bounds"] = box = bounds_of("minimize", bounds, objective.variables)
+        # SciPy's "trust-constr" would evaluate the function outside of the bounds.
+        start = np.clip(start, box.lb, box.ub)
     if takes.constraints and not is_empty(constraints):
         given["constraints"] = constraints_of(
-            "minimize", constraints, objective.variables, curved=curved, sparse=sparse
+            "minimize", constraints, objective.variables, start, curved=curved, sparse=sparse
         )
-    return given
+    return given | {"x0": start}
 
 
 def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.OptimizeResult:
-    """Run SciPy's method, and again from its result while L-BFGS-B claims success with a large projected gradient."""
-    # In about one of twenty problems with bounds, its line search returns the point where it began.
-    found, bounds = method(objective.variables.start), method.keywords.get("bounds")
-    if bounds is None or method.keywords["method"] != "l-bfgs-b":
-        return found
+    """Run SciPy's method, within the bounds also where hodiff compares values with gradients."""
+    bounds = method.keywords.get("bounds")
+    if bounds is None:
+        return method()
+    limits = (objective.variables.vector(side) for side in (bounds.lb, bounds.ub))
+    with compared_within(*limits):
+        return method() if method.keywords["method"] != "l-bfgs-b" else _beyond_stops(method, objective, bounds)
+
+
+def _beyond_stops(method: partial[Any], objective: Objective, bounds: Any) -> scipy.optimize.OptimizeResult:
+    """Run L-BFGS-B, and again from its result while it claims success with a large projected gradient."""
 
     def length(x: np.ndarray) -> float:
         return float(np.abs(x - np.clip(x - objective.gradient(x), bounds.lb, bounds.ub)).max(initial=0.0))
 
-    first = length(np.clip(objective.variables.start, bounds.lb, bounds.ub))
+    # In about one of twenty problems with bounds, the line search returns the point where it began.
+    first, found = length(method.keywords["x0"]), method()
     while found.success and length(found.x) > _STUCK * first:
-        again = method(found.x)
+        again = method(x0=found.x)
         if not again.fun < found.fun:
             break
         for count in ("nit", "nfev", "njev"):
@@ -260,72 +285,3 @@ def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.Op
 
 # Part of the first projected gradient above which L-BFGS-B has not converged.
 _STUCK = 1e-3
-
-
-def _run(
-    run: Callable[[], scipy.optimize.OptimizeResult], objective: Objective, iterations: _Iterations
-) -> scipy.optimize.OptimizeResult:
-    """Run the method; return the best point if it is interrupted or fails on a value that is not finite."""
-    try:
-        with np.errstate(all="ignore"):
-            return run()
-    except KeyboardInterrupt:
-        return iterations.ended("Interrupted")
-    except StopIteration:
-        # A callback may raise it, and some of SciPy's methods do not catch it.
-        return iterations.ended("`callback` raised `StopIteration`")
-    except (ValueError, np.linalg.LinAlgError):
-        # SciPy's linear algebra rejects numbers that are not finite, and some methods do not check them first.
-        if not objective.strayed:
-            raise
-        return iterations.ended("A value or derivative is not finite")
-
-
-class _Iterations:
-    """Callback of all methods, which shows progress and calls the user's callback."""
-
-    def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any, method: str):
-        self._objective, self._callback, self._bar, self._method = objective, callback, bar, method
-        self.count = 0
-        self._start = time.monotonic()
-        self._silent = bar.disable
-
-    def __call__(self, x: np.ndarray, state: Any = None) -> None:
-        gradient = None if self._bar.disable else self._objective.gradient(x)
-        self._tell(x, self._objective.value, gradient)
-
-    def after(self, point: Point) -> None:
-        """Record an iteration of one of hodiff's own methods."""
-        gradient = None if self._bar.disable else self._objective.variables.array(point.slope)
-        self._tell(point.x, lambda _: point.value, gradient)
-
-    def _tell(self, x: Any, value: Callable[[Any], float], gradient: np.ndarray | None) -> None:
-        self.count += 1
-        seconds = time.monotonic() - self._start
-        if self._silent and seconds > SLOW:
-            self._silent = False
-            counts = self._objective.counts
-            curved = METHODS[self._method].curvature
-            cheaper = "; 'l-bfgs-b' takes one gradient an iteration, and more iterations" if curved else ""
-            warnings.warn(
-                f"minimize: {self.count} iterations of {self._method!r} took {seconds:.0f} s: {counts.gradients} "
-                f"gradients, {counts.products} products with the Hessian and {counts.hessians} Hessians, "
-                f"{seconds / self.count:.2g} s an iteration{cheaper}. progress=True shows the progress, and "
-                f"options={{'maxiter': ...}} limits the iterations.",
-                HodiffWarning,
-                stacklevel=2,
-            )
-        if gradient is not None:
-            slope = np.linalg.norm(gradient)
-            self._bar.set_postfix(value=f"{value(x):.6g}", gradient=f"{slope:.2g}", refresh=False)
-            self._bar.update()
-        if self._callback is not None:
-            self._callback(scipy.optimize.OptimizeResult(x=self._objective.variables.tree(x), fun=value(x)))
-
-    def ended(self, reason: str) -> scipy.optimize.OptimizeResult:
-        """Return the best point so far, for a run that did not finish."""
-        value, x = self._objective.best or (math.nan, self._objective.variables.start)
-        x = x if isinstance(x, np.ndarray) else self._objective.variables.array(x)
-        return scipy.optimize.OptimizeResult(
-            x=x, fun=value, nit=self.count, success=False, status=99, message=f"{reason}; x is the best point so far."
-        )

@@ -5,6 +5,7 @@ Functions of a pytree that return several numbers, as functions of vectors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,8 @@ class Objective:
         self._sparse = None if sparse is False else sparse_hessian(caller, f, sparse, x0, self.variables.space)
         self._curved = curved and self._sparse is None
         self._here: Point | None = None
+        # The best point, and the gradient there, which results need after other points were evaluated.
+        self._best_gradient: tuple[Any, np.ndarray] | None = None
         self._matrix: tuple[np.ndarray, Any] | None = None
 
     def value(self, x: np.ndarray) -> float:
@@ -105,9 +108,20 @@ class Objective:
         self.strayed |= not np.isfinite(value)
         return value
 
+    def ranked_value(self, x: np.ndarray) -> float:
+        """Compute $f(x)$, with infinity in place of NaN after a finite value: trust regions do not shrink after NaN."""
+        value = self.value(x)
+        return math.inf if math.isnan(value) and self.best is not None and math.isfinite(self.best[0]) else value
+
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Compute the gradient of f at x."""
-        return self._seen(self._at(x).gradient)
+        """Compute the gradient of f at x; at the best point so far, no further evaluation is needed."""
+        if self._best_gradient is not None and np.array_equal(x, self._best_gradient[0]):
+            return self._best_gradient[1].copy()
+        here = self._at(x)
+        found = self._seen(here.gradient)
+        if self.best is not None and self.best[1] is here.x:
+            self._best_gradient = here.x, found.copy()
+        return found
 
     def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Compute the Hessian at x times a vector."""
@@ -135,7 +149,11 @@ class Objective:
             # The result reports the non-finite gradient; computing the Hessian would only warn about it.
             self.counts.hessians += 1
             return np.full((n, n), np.nan) if self._sparse is None else unknown_matrix(n)
-        return self._matrix_of(x) if self._sparse is not None else self.variables.array(self._matrix_of(x))
+        if self._sparse is not None:
+            return self._matrix_of(x)
+        matrix = self.variables.array(self._matrix_of(x))
+        self.strayed |= not np.isfinite(matrix).all()
+        return matrix
 
     def factorable(self, x: Any) -> Shifted:
         """Return the Hessian for a Newton method to factorise, at a vector where the gradient is finite."""
@@ -154,7 +172,7 @@ class Objective:
         """Record the function at a vector of NumPy or torch."""
         function = replace(self.function, leaves=self.variables.leaves(x))
         point = Point(x, function, self.variables, self.counts, self._curved)
-        if self.best is None or point.value < self.best[0]:
+        if self.best is None or point.value < self.best[0] or math.isnan(self.best[0]):
             self.best = (point.value, x)
         return point
 

@@ -27,6 +27,7 @@ PRECISION = End(
     2, "No lower value was found, because of rounding or a wrong gradient of f. x is the best point so far."
 )
 NONFINITE = End(3, "The function or its gradient is not finite at x.")
+INTERRUPTED = End(99, "Interrupted; x is the best point so far.")
 STOPPED = End(99, "`callback` raised `StopIteration`.")
 
 

@@ -6,6 +6,7 @@ import scipy.optimize as so
 import torch
 
 import hodiff
+from hodiff.derivatives import own_gradient
 from hodiff.optimize import least_squares
 
 D = torch.float64
@@ -101,6 +102,9 @@ def test_default_x_scale_matches_installed_scipy(method):
         ({"f_scale": 0}, "f_scale: expected a positive number"),
         ({"x_scale": "auto"}, "x_scale: expected a number, 'jac'"),
         ({"max_nfev": 0}, "max_nfev: expected an int of 1 or more"),
+        ({"args": (3.0,)}, "args: expected no argument of this name, unlike .* closes over them"),
+        ({"jac": "2-point"}, "jac: expected no argument of this name, unlike .* exact derivatives"),
+        ({"x_scale": "jac", "tr_solver": "lsmr"}, "x_scale: expected a number .* got 'jac'; pass .*tr_solver='exact'"),
         ({"tr_solver": "qr"}, "tr_solver: expected"),
         ({"x_scale": 0.0}, "x_scale: expected positive numbers, got 0"),
         ({"x_scale": -torch.ones_like(START)}, "x_scale: expected positive numbers, got -1"),
@@ -158,3 +162,67 @@ def test_jacobian_does_not_depend_on_the_loss(solver):
     found = least_squares(decay, START, loss="cauchy", tr_solver=solver)
     expected = torch.func.jacrev(decay)(found.x)
     torch.testing.assert_close(found.jac if solver == "exact" else found.jac.to_dense(), expected)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox"])
+@pytest.mark.parametrize("loss", ["linear", "huber"])
+def test_lsmr_with_one_unknown_matches_scipy(method, loss):
+    """SciPy's "trf" with lsmr raises IndexError for some functions of one unknown."""
+    start = torch.tensor([3.0], dtype=D)
+    residuals = lambda x: torch.stack([x[0] ** 2 - 2, x[0] - 1])  # noqa: E731
+    found = least_squares(residuals, start, method=method, loss=loss, f_scale=0.3, tr_solver="lsmr")
+    expected = so.least_squares(lambda x: [x[0] ** 2 - 2, x[0] - 1], [3.0], loss=loss, f_scale=0.3)
+    np.testing.assert_allclose(found.x, expected.x, rtol=1e-5)
+    torch.testing.assert_close(found.jac.to_dense(), torch.stack([2 * found.x, torch.ones(1, dtype=D)]))
+
+
+@pytest.mark.parametrize("loss", ["linear", "soft_l1"])
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm", "lm-geodesic"])
+def test_keyboard_interrupt_returns_the_last_accepted_point(method, loss):
+    if method.startswith("lm") and loss != "linear":
+        pytest.skip("these methods have no other loss")
+    calls = 0
+
+    def f(p):
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise KeyboardInterrupt
+        return decay(p)
+
+    found = least_squares(f, START, method=method, loss=loss)
+    assert (found.success, found.status) == (False, 99)
+    assert "Interrupted" in found.message
+    z = decay(found.x).square()
+    assert z.sum() < decay(START).square().sum()
+    rho, slope = (z, torch.ones_like(z)) if loss == "linear" else (2 * ((1 + z).sqrt() - 1), (1 + z).rsqrt())
+    np.testing.assert_allclose(found.cost, rho.sum() / 2)
+    np.testing.assert_allclose(found.jac, jacobian(found.x.numpy()), rtol=1e-9)
+    np.testing.assert_allclose(found.grad, found.jac.mT @ (slope * found.fun), rtol=1e-9)
+
+
+def test_interrupt_before_the_first_point_is_raised():
+    def f(p):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        least_squares(f, START)
+    with pytest.raises(KeyboardInterrupt):
+        hodiff.optimize.minimize(f, START)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox"])
+def test_evaluations_stay_within_the_bounds(method):
+    """As f leaves the graph, its gradient is compared with differences."""
+    own_gradient._asked.clear()
+
+    def f(x):
+        outside.append(bool((x.detach() < 0).any() or x.detach()[1] > 3))
+        return torch.stack([x[0].sqrt() - 1, (3 - x[1]).sqrt() - 1, x.sum()])
+
+    outside = []
+    found = least_squares(f, torch.tensor([1e-4, 1e-4], dtype=D), method=method, bounds=([0, 0], [5, 3]))
+    assert found.success
+    with pytest.raises(hodiff.InputError, match="expected a start within them"):
+        least_squares(f, torch.tensor([-1e-4, 1e-4], dtype=D), method=method, bounds=([0, 0], [5, 3]))
+    assert not any(outside)

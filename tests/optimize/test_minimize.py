@@ -12,9 +12,11 @@ import torch
 from cases import rosenbrock
 from custom_functions import cubed_slope, old_style
 from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
 
 import hodiff
 from hodiff import HodiffWarning
+from hodiff.derivatives import own_gradient
 from hodiff.optimize import minimize
 from hodiff.optimize.methods import METHODS, OPTIONS, _documented
 
@@ -61,6 +63,48 @@ def test_points_are_evaluated_once():
     assert calls == found.nfev
 
 
+BOUNDED = [name for name, method in METHODS.items() if method.bounds]
+
+
+@pytest.mark.parametrize("method", BOUNDED)
+def test_bounded_evaluations_stay_within_the_bounds(method):
+    """The start is outside, and as f leaves the graph, its gradient is compared with differences."""
+    own_gradient._asked.clear()
+    bounds, points = so.Bounds(0.0, [0.9, 2.0, 2.0], keep_feasible=True), []
+
+    def f(x):
+        points.append(x.detach().numpy().copy())
+        return rosenbrock(x)
+
+    for first in (True, False):
+        points.clear()
+        found = minimize(f, torch.tensor([1.3, 0.7, -0.8], dtype=D), method=method, bounds=bounds)
+        assert all(((bounds.lb <= x) & (x <= bounds.ub)).all() for x in points)
+        assert len(points) == found.nfev + 7 * first
+    if method == "l-bfgs-b":
+        assert found.nfev == len({x.tobytes() for x in points})
+
+
+def test_constraints_are_evaluated_within_the_bounds():
+    positive = {"type": "ineq", "fun": lambda x: x.sqrt() - 0.5}
+    found = minimize(bowl, -START[:1], method="slsqp", bounds=(0.25, 2), constraints=positive)
+    assert not found.x.isnan().any()
+    start = torch.full((2,), -1.0, dtype=D)
+    found = minimize(bowl, start, method="slsqp", bounds=(0.1, 2), constraints=positive)
+    torch.testing.assert_close(found.x, torch.full((2,), 0.25, dtype=D))
+
+
+def test_wrong_gradient_within_bounds_warns():
+    own_gradient._asked.clear()
+
+    def f(x):
+        assert ((x >= 0) & (x <= 1)).all()
+        return (x.detach() * x.sin()).sum()
+
+    with pytest.warns(HodiffWarning, match="is not the derivative of the function"):
+        minimize(f, torch.tensor([0.0, 0.999, 0.5], dtype=D), method="l-bfgs-b", bounds=(0, 1))
+
+
 def test_pytrees_dtypes_and_arguments_match():
     x0 = {"a": torch.tensor([1.0, 2.0]), "b": (torch.tensor(3.0, dtype=D),)}
     found = minimize(lambda x, c: bowl(x["a"], c) + bowl(x["b"][0]), x0, torch.tensor(0.5))
@@ -92,6 +136,82 @@ def test_bounds_in_every_form_match(method, form):
         bowl, torch.tensor([2.0, 2.5], dtype=D), torch.tensor([0.0, 2.0], dtype=D), method=method, bounds=given
     )
     torch.testing.assert_close(found.x, torch.tensor([1.5, 2.0], dtype=D), atol=1e-3, rtol=0)
+
+
+# newton-cg, slsqp and trust-constr of SciPy return the gradient of another point, or none.
+@pytest.mark.parametrize("limit", [0, 3, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_jac_is_the_gradient_at_x(method, limit):
+    option = {"tnc": "maxfun"}.get(method, "maxiter")
+    limit = max(limit, 1) if method in {"trust-constr", "slsqp", "tnc"} else limit
+    found = minimize(rosenbrock, START[:3], method=method, options={option: limit})
+    np.testing.assert_allclose(found.jac, so.rosen_der(found.x.numpy()), rtol=1e-9)
+
+
+def test_jac_of_trust_constr_is_not_the_jacobian_of_the_constraints():
+    on_circle = so.NonlinearConstraint(lambda x: x @ x, 1, 1)
+    found = minimize(rosenbrock, START[:2], method="trust-constr", constraints=on_circle, options={"maxiter": 5})
+    np.testing.assert_allclose(found.jac, so.rosen_der(found.x.numpy()), rtol=1e-9)
+    np.testing.assert_allclose(found.constr_jac[0], 2 * found.x.numpy()[None], rtol=1e-12)
+
+
+@pytest.mark.parametrize("maxiter", [0, 1, 2, 3])
+def test_interrupted_result_has_the_gradient(maxiter):
+    def interrupt(found):
+        if len(seen) == maxiter:
+            raise KeyboardInterrupt
+        seen.append(found)
+
+    for method in ("trust-ncg", "newton-cg", "newton", "ssbroyden"):
+        seen = []
+        found = minimize(rosenbrock, START, method=method, callback=interrupt)
+        assert found.status == 99
+        np.testing.assert_allclose(found.jac, so.rosen_der(found.x.numpy()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.trust_region])
+def test_trust_regions_shrink_after_nan(method):
+    """The minimum of x - log x is at 1, and full Newton steps from 3 and 8 are negative."""
+    found = minimize(lambda x: (x - x.log()).sum(), torch.tensor([0.1, 3.0, 8.0], dtype=D), method=method)
+    assert found.success
+    assert found.nit < 40
+    torch.testing.assert_close(found.x, torch.ones(3, dtype=D), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*the gradient by autograd is not the derivative")
+def test_trust_region_that_is_stuck_ends_early():
+    start = torch.tensor([1.0, 0.0], dtype=D)
+    found = minimize(lambda x: (x - x.detach()).sum(), start, options={"maxiter": 5000})
+    assert (found.success, found.status, found.nit) == (False, 2, 100)
+    assert "No step changed x in 100 iterations: because of rounding, or a wrong derivative" in found.message
+    torch.testing.assert_close(found.jac, torch.ones(2, dtype=D))
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+@pytest.mark.parametrize("method", ["trust-ncg", "trust-krylov", "trust-exact", "dogleg"])
+def test_non_finite_hessian_ends_early_and_is_named(method):
+    """The value and the gradient at the start are finite."""
+    f = lambda x: (x[0] - 1).abs().pow(1.5) + (x[1] - 3) ** 2  # noqa: E731
+    found = minimize(f, torch.tensor([1.0, 0.0], dtype=D), method=method, options={"maxiter": 5000})
+    assert not found.success
+    assert found.nit <= 100
+    assert "value or derivative is not finite" in found.message
+
+
+@pytest.mark.parametrize("f", [lambda x: x.abs().sum(), lambda x: ((x - 1) * 3).clamp(min=-6).sum()])
+def test_newton_cg_without_curvature_is_no_success(f):
+    found = minimize(f, torch.tensor([1.0, 2.0], dtype=D), method="newton-cg")
+    assert (found.success, found.status) == (False, 3)
+    assert "The last step has length zero" in found.message
+    assert f"gradient has norm {found.jac.norm():.1e}" in found.message
+
+
+def test_non_finite_gradient_is_no_success():
+    found = minimize(
+        lambda x: (x.sqrt() - 0.5).square().sum(), torch.zeros(2, dtype=D), method="l-bfgs-b", bounds=(0, 1)
+    )
+    assert not found.success
+    assert "The gradient at x is not finite" in found.message
 
 
 def circle(x):
@@ -210,6 +330,9 @@ def test_iteration_limit_is_reported():
         ({"callback": 3}, "callback: expected a callable"),
         ({"options": 3}, "options: expected a dict"),
         ({"progress": 1}, "progress: expected True or False"),
+        ({"args": (3.0,)}, "args: expected no argument of this name, unlike .* closes over them"),
+        ({"jac": True}, "jac: expected no argument of this name, unlike .* exact derivatives"),
+        ({"hessp": bowl}, "hessp: expected no argument of this name, unlike .* exact derivatives"),
     ],
 )
 def test_rejects_bad_arguments(change, words):
@@ -305,15 +428,40 @@ def test_module_that_caches_tensors_matches():
     torch.testing.assert_close(found.x["w"], torch.full((3,), 2.0, dtype=D).log(), atol=1e-6, rtol=0)
 
 
-def test_ambiguous_bounds_are_rejected():
-    pair = [torch.tensor(0.5, dtype=D), torch.tensor(2.5, dtype=D)]
-    f = lambda p: (p[0] - 5) ** 2 + (p[1] + 5) ** 2  # noqa: E731
-    with pytest.raises(hodiff.InputError, match="got two pairs of numbers, which may be"):
-        minimize(f, pair, method="l-bfgs-b", bounds=([0, 1], [2, 3]))
-    joined = torch.stack(pair)
-    expected = so.minimize(lambda x: (x[0] - 5) ** 2 + (x[1] + 5) ** 2, [0.5, 2.5], bounds=([0, 1], [2, 3])).x
-    found = minimize(f, joined, method="l-bfgs-b", bounds=([0, 1], [2, 3])).x
-    torch.testing.assert_close(found, torch.from_numpy(expected))
+PAIR = torch.tensor([0.5, 2.5], dtype=D)
+
+
+def away(p):
+    return (p[0] - 5) ** 2 + (p[1] + 5) ** 2
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("x0", [PAIR, list(PAIR)], ids=["a tensor", "a list"])
+@pytest.mark.parametrize("bounds", [([0, 1], [2, 3]), ((0.0, 1.0), (2.0, 3.0)), [[0, 1], [2, 3]]])
+def test_ambiguous_bounds_are_rejected(batched, x0, bounds):
+    x0 = pytree.tree_map(lambda leaf: leaf[None], x0) if batched else x0
+    with pytest.raises(
+        hodiff.InputError, match=r"Bounds\(\[0.0, 1.0\], \[2.0, 3.0\]\).*\[\(0.0, 1.0\), \(2.0, 3.0\)\]"
+    ):
+        minimize(away, x0, method="l-bfgs-b", bounds=bounds, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ([(0, 1), (2, 3)], [1, 2]),
+        (iter([(0, 1), (2, 3)]), [1, 2]),
+        (((0, 1), (2, None)), [1, 2]),
+        (so.Bounds([0, 1], [2, 3]), [2, 1]),
+        ((torch.tensor([0.0, 1.0], dtype=D), torch.tensor([2.0, 3.0], dtype=D)), [2, 1]),
+        ((np.array([0, 1]), [2, 3]), [2, 1]),
+        ((None, [2, 3]), [2, -5]),
+        (([0, 2], [2, 3]), [2, 2]),  # both meanings agree
+    ],
+)
+def test_bounds_of_two_unknowns_with_one_meaning_match(bounds, expected):
+    found = minimize(away, PAIR, method="l-bfgs-b", bounds=bounds).x
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=D))
 
 
 @pytest.mark.parametrize("method", [*METHODS, "batched"])
@@ -425,7 +573,7 @@ def test_message_says_that_the_start_is_the_solution():
 
 
 def test_slow_functions_warn_with_the_cost_of_an_iteration(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("hodiff.optimize.minimize"), "SLOW", 0.0)
+    monkeypatch.setattr(importlib.import_module("hodiff.optimize.iterations"), "SLOW", 0.0)
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(
         HodiffWarning, match=r"1 iterations of 'trust-ncg' took .* products with the Hessian.*'l-bfgs-b'"

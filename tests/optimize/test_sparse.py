@@ -199,14 +199,14 @@ def test_sparse_constraints_with_bounds_match_dense(kind):
         )
     dense, found = runs
     assert dense.nit == found.nit
-    assert all(map(scipy.sparse.issparse, found.jac))
+    assert all(map(scipy.sparse.issparse, found.constr_jac))
     torch.testing.assert_close(found.x, dense.x, rtol=1e-6, atol=0)
 
 
 def test_constraint_jacobians_and_hessians_are_sparse():
     x, v = np.linspace(0.3, 0.9, 6), np.arange(1.0, 6.0)
     given = so.NonlinearConstraint(lambda x: x[1:] * x[:-1] ** 2, 0, 1)
-    (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), curved=True, sparse=True)
+    (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), x, curved=True, sparse=True)
     jacobian, hessian = made.jac(x), made.hess(x, v)
     assert isinstance(jacobian, scipy.sparse.csr_array)
     assert isinstance(hessian, scipy.sparse.csr_array)

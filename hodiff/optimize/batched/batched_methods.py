@@ -21,10 +21,8 @@ from hodiff.optimize.batched.running_rows import RUNNING, Ledger, Written
 from hodiff.optimize.batched.trust_exact import TrustExactOptions, trust_exact
 from hodiff.optimize.geodesic import MESSAGES
 from hodiff.optimize.method_options import options_of
-from hodiff.optimize.terminations import End
+from hodiff.optimize.terminations import INTERRUPTED, End
 from hodiff.optimize.variables import Variables, scales_of
-
-INTERRUPTED = End(99, "Interrupted; x is the best point so far.")
 
 
 class Course(Protocol):
@@ -156,7 +154,7 @@ def least_squares_of_all(
         course = LevenbergMarquardt.begin(problems, limits, box, _scales(x_scale, batch))
         ends = {number: End(number, message) for number, message in MESSAGES.items()}
         found = rounds(course, batch, ends, ("x", "grad", "active_mask"), progress=False)
-    found.success = found.status > 0
+    found.success = (found.status > 0) & (found.status != INTERRUPTED.status)
     return found
 
 

@@ -244,6 +244,20 @@ def test_keyboard_interrupt_returns_the_best_points():
     assert found.status.tolist() == [99] * 3
     torch.testing.assert_close(vmap(rosenbrock)(found.x), found.fun)
     assert (found.fun < vmap(rosenbrock)(starts(3))).all()
+    assert not found.success.any()
+
+
+def test_interrupted_least_squares_are_no_success():
+    def f(x):
+        calls.append(0)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]])
+
+    calls = []
+    found = least_squares(f, starts(3, 2), batched=True)
+    assert found.status.tolist() == [99] * 3
+    assert not found.success.any()
 
 
 def test_argmin_of_minimize_is_differentiable():
