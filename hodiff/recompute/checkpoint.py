@@ -175,12 +175,12 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
     lists, dicts and the globals that `f` names, and get their gradients. If `f` reaches a tensor that requires a
     gradient in another way, the call raises. If `f` closes over a tensor with a graph, the call stores what depends on
-    it until `f` returns, to see whether it is used; as an argument it needs no such memory. Later runs see the same random numbers, generators, autocast, buffers,
-    rebound loop variables, and numbers and switches that `f` reads, such as a module's `training`, and elements of
-    lists, dicts, deques and sets; they have no side effects. Some state is neither restored nor checked: attributes of
-    imported modules, `ContextVar`, `os.environ`, weak references, and switches of torch such as its default dtype. It
-    must not change before the last derivative. `f` must return its results; if it stores a differentiated tensor
-    elsewhere, the call raises.
+    it until `f` returns, to see whether it is used; as an argument it needs no such memory. Later runs see the same
+    random numbers, generators, autocast, buffers, rebound loop variables, and numbers and switches that `f` reads, such
+    as a module's `training`, and elements of lists, dicts, deques and sets; they have no side effects. Some state is
+    neither restored nor checked: attributes of imported modules, `ContextVar`, `os.environ`, weak references, and
+    switches of torch such as its default dtype. It must not change before the last derivative. `f` must return its
+    results; if it stores a differentiated tensor elsewhere, the call raises.
 
     During the runs of `f`, plain tensors replace the tensors that it closes over. So `f` must not depend on their
     `requires_grad`, class, identity or attributes, such as a sum over parameters with `requires_grad`: decide outside
