@@ -69,7 +69,8 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
             # The leaves of x come first among the operands.
             moving = list(range(len(points)))
             program = _SymmetricDerivative(call, [moving], moving)
-            return pytree.tree_unflatten(list(Checkpoint.call(program, *call.take_inputs(), *directions)), spec)
+            operands = call.without_unused(call.take_inputs(), again=True)
+            return pytree.tree_unflatten(list(Checkpoint.call(program, *operands, *directions)), spec)
 
     return product
 

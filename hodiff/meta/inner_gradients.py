@@ -126,7 +126,8 @@ def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) 
     with one_thread_at_a_time():  # as in `checkpoint`
         call = CallProgram("adapt", kept, (list(leaves), batch, buffers), {})
         program = _GradientProgram(call, len(leaves))
-        value, *rest = Checkpoint.call(program, *call.take_inputs())
+        operands = call.without_unused(call.take_inputs(), again=True)
+        value, *rest = Checkpoint.call(program, *operands)
     return value, rest[: len(leaves)], pytree.tree_unflatten(rest[len(leaves) :], pytree.tree_flatten(buffers)[1])
 
 

@@ -23,6 +23,7 @@ from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.reachable import RefuseForeign, hidden_tensor, modules_in
 from hodiff.recompute.surroundings import Surroundings
+from hodiff.recompute.unused_operands import intermediate_results, without_unused
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
 from hodiff.torch_internals.autograd.grad_mode import in_dual_level
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
@@ -59,6 +60,7 @@ class CallProgram(Program):
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
         self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
         self._ran = self._held = False
+        self._outputs: tuple[Tensor, ...] | None = None
         self.returned: list[int | None] = []
         self.returns_views = False
         self.name, self.function = name, f
@@ -68,8 +70,18 @@ class CallProgram(Program):
         inputs, self._inputs = self._inputs, []
         return inputs
 
+    def without_unused(self, inputs: list[Tensor], *, again: bool) -> list[Tensor]:
+        """Detach closed-over operands that are not used, by a first run; the next run repeats it only if `again`."""
+        if positions := intermediate_results(inputs, self._count):
+            inputs, outputs = without_unused(self, inputs, positions)
+            self._outputs = None if again else outputs
+        return inputs
+
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call the function."""
+        if self._outputs is not None:
+            outputs, self._outputs = self._outputs, None
+            return outputs
         with one_thread_at_a_time():
             if self._held:
                 self._surroundings.rewind()
@@ -162,12 +174,13 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
     lists, dicts and the globals that `f` names, and get their gradients. If `f` reaches a tensor that requires a
-    gradient in another way, the call raises. Later runs see the same random numbers, generators, autocast, buffers,
-    rebound loop variables, and numbers and switches that `f` reads, such as a module's `training`, and elements of
-    lists, dicts, deques and sets; they have no side effects. Some state is neither restored nor checked: attributes of
-    imported modules, `ContextVar`, `os.environ`, weak references, and switches of torch such as its default dtype. It
-    must not change before the last derivative. `f` must return its results; if it stores a differentiated tensor
-    elsewhere, the call raises.
+    gradient in another way, the call raises. If `f` closes over a tensor with a graph, the call stores what depends on
+    it until `f` returns, to see whether it is used; as an argument it needs no such memory. Later runs see the same
+    random numbers, generators, autocast, buffers, rebound loop variables, and numbers and switches that `f` reads, such
+    as a module's `training`, and elements of lists, dicts, deques and sets; they have no side effects. Some state is
+    neither restored nor checked: attributes of imported modules, `ContextVar`, `os.environ`, weak references, and
+    switches of torch such as its default dtype. It must not change before the last derivative. `f` must return its
+    results; if it stores a differentiated tensor elsewhere, the call raises.
 
     During the runs of `f`, plain tensors replace the tensors that it closes over. So `f` must not depend on their
     `requires_grad`, class, identity or attributes, such as a sum over parameters with `requires_grad`: decide outside
@@ -272,7 +285,7 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
         call = CallProgram(name, f, args, kwargs)
         require_no_training(name, partial(modules_in, f, *args, *kwargs.values()))
         inputs = call.take_inputs()
-        outputs = Checkpoint.call(call, *inputs)
+        outputs = Checkpoint.call(call, *call.without_unused(inputs, again=False))
         if call.leaves_tensors and call.leaves_what_is_differentiated(inputs):
             raise InputError(
                 f"{name}: f: expected f to return all tensors that are differentiated, got a tensor that it stores in "

@@ -5,6 +5,7 @@ Comparison of the values of several evaluations of one function.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from hodiff.common.trees import tensors_in
 from hodiff.errors import InputError
-from hodiff.recompute.reachable import cells_of, is_users, named_in, slot_names
+from hodiff.recompute.names_in_code import names_in
+from hodiff.recompute.reachable import cells_of, is_users, slot_names
 from hodiff.rules.autocast import autocast_dtype
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
@@ -229,15 +231,13 @@ def _function(function: FunctionType) -> tuple[Any, list[Any], list[Reader], lis
     if vars(function):
         parts.append(vars(function))
     if is_users(function.__globals__.get("__name__", "")):
-        names = sorted(set(named_in(function.__code__)))
+        names, held = names_in(function.__code__), function.__globals__
         # `settings.scale` refers to an attribute of another module of the user's.
-        modules = [
-            each
-            for each in map(function.__globals__.get, names)
-            if isinstance(each, ModuleType) and is_users(each.__name__)
-        ]
-        for space in (function.__globals__, *map(vars, modules)):
-            readers.append(partial(_looked_up, space, [name for name in names if name in space]))
+        found = [*map(held.get, names.of_globals + names.of_imports), *map(sys.modules.get, names.of_imports)]
+        modules = [each for each in found if isinstance(each, ModuleType) and is_users(each.__name__)]
+        spaces = [(held, names.of_globals), *((vars(each), names.of_all) for each in dict.fromkeys(modules))]
+        for space, inside in spaces:
+            readers.append(partial(_looked_up, space, [name for name in inside if name in space]))
             parts += readers[-1]()
     return ("function", function.__code__), [], readers, parts
 

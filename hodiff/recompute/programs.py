@@ -69,18 +69,7 @@ class Checkpoint(AnyOrderFunction):
     def forward(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the program without a graph."""
         constants = [each.detach() for each in inputs]
-        # Nothing known requires a gradient here, so anything recorded comes from an operand that was overlooked.
-        with torch.enable_grad(), set_tangents(True):
-            try:
-                outputs = program.run(*constants)
-            except RuntimeError as error:  # the program takes a gradient itself
-                if not says(error, Wording.NO_GRAPH):
-                    raise
-                any_recorded = any(each.requires_grad for each in inputs)  # transforms do not show by which
-                for each, given in zip(constants, inputs, strict=True):
-                    each.requires_grad_(is_differentiable(each) and (given.requires_grad or not any_recorded))
-                outputs = program.run(*constants)
-            _require_operands(program, outputs, constants)
+        outputs = first_run(program, inputs, constants)
         outputs = tuple(each.detach() if each.requires_grad else each for each in outputs)
         # In a dual level torch gives a view the tangent of its base, which is no output.
         return tuple(each.clone() if is_view(each) else each for each in outputs) if in_dual_level() else outputs
@@ -259,6 +248,23 @@ def _exchanged(inputs: Tensors, positions: Sequence[int], replacements: Tensors)
 def is_differentiable(tensor: Tensor) -> bool:
     """Whether a tensor's dtype has derivatives."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def first_run(program: Program, inputs: Tensors, constants: Tensors) -> tuple[Tensor, ...]:
+    """Run a program at detached inputs, and raise if its outputs depend on other tensors that require a gradient."""
+    # Only operands are known to require a gradient, so anything else recorded comes from one that was overlooked.
+    with torch.enable_grad(), set_tangents(True):
+        try:
+            outputs = program.run(*constants)
+        except RuntimeError as error:  # the program takes a gradient itself
+            if not says(error, Wording.NO_GRAPH):
+                raise
+            any_recorded = any(each.requires_grad for each in inputs)  # transforms do not show by which
+            for each, given in zip(constants, inputs, strict=True):
+                each.requires_grad_(is_differentiable(each) and (given.requires_grad or not any_recorded))
+            outputs = program.run(*constants)
+        _require_operands(program, outputs, constants)
+    return outputs
 
 
 def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> None:

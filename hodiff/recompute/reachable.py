@@ -24,6 +24,7 @@ from hodiff.common.overriding import is_moving
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.distributed.fully_sharded import Gathering
 from hodiff.errors import InputError
+from hodiff.recompute.names_in_code import names_in
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_of_no_running_transform
 
 
@@ -206,9 +207,17 @@ def places(value: Any) -> Iterator[Place]:
 
 
 def names_of_globals(function: FunctionType) -> list[str]:
-    """Return the globals that a user's function names."""
+    """Return the globals that a user's function looks up by name."""
     held = function.__globals__
-    return [] if _is_library(held) else [name for name in named_in(function.__code__) if name in held]
+    if _is_library(held):
+        return []
+    names = names_in(function.__code__)
+    found = [name for name in names.of_globals if name in held]
+    # A global may be the attribute of its own module: `this = sys.modules[__name__]`, then `this.weight`.
+    own = any(type(held[name]) is ModuleType and vars(held[name]) is held for name in found)
+    if own or held.get("__name__") in names.of_imports:
+        return [name for name in names.of_all if name in held]
+    return found
 
 
 @cache
@@ -264,14 +273,6 @@ def _parts(value: Any) -> Iterator[Any]:
         for cls in type(value).__mro__:
             if is_users(cls.__module__):
                 yield from (each for each in vars(cls).values() if isinstance(each, FunctionType))
-
-
-def named_in(code: CodeType) -> Iterator[str]:
-    """Yield names that the code, and the functions defined in it, may look up among the globals."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from named_in(constant)
 
 
 def slot_names(cls: type) -> Iterator[str]:
