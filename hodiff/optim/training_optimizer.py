@@ -201,8 +201,10 @@ class StochasticOptimizer(JointOptimizer):
             InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
         """
         parameters = self.parameters()
-        for parameter in filter(self._is_spent, parameters):
-            parameter.grad = None
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            # No closure computes the gradient of a frozen parameter, which would move by a gradient from before.
+            if not parameter.requires_grad or self._is_spent(parameter):
+                parameter.grad = None
         given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
         # Modules under `fully_shard` exchange their parameters and gradients in the closure and in its backward pass.
         ranks = leaving_notes("evaluating the closure") if self.sharded else nullcontext()
@@ -221,8 +223,7 @@ class StochasticOptimizer(JointOptimizer):
             if not written:
                 if accumulates and loss is None and ids:
                     return None
-                for parameter in parameters:
-                    parameter.grad = None
+                self.clear_gradients()
                 require_loss(self.caller, loss)
                 self.backward(loss)
             elif not accumulates and any(id(each) in ids for each in written):

@@ -21,7 +21,14 @@ from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
-from hodiff.optim.kfac.stored_blocks import layout_in, read, require_blocks, written
+from hodiff.optim.kfac.stored_blocks import (
+    forget_replaced,
+    indices_in,
+    layout_in,
+    read,
+    require_blocks,
+    written,
+)
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
@@ -82,9 +89,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
         # A closure on shards calls layers with gathered tensors.
-        return (
-            self._evaluates or self._closure_on_shards is not None or any(id(p) in self._listened for p in parameters)
-        )
+        if self._evaluates or self._closure_on_shards is not None:
+            return True
+        return any(p.requires_grad and id(p) in self._listened for p in parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
@@ -98,8 +105,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _wait(self) -> None:
         super()._wait()
-        by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
-        self._listened = {id(p) for p in [*self._due(), *by_hand]}
+        by_hand = any(group["update_every"] is None for group in self.param_groups)
+        # Frozen parameters, too: they may be unfrozen before the next step.
+        listened = [(p, g) for g in self.param_groups for p in g["params"] if self._awaited or by_hand]
+        self._listened = {id(p) for p, g in listened if g["update_every"] is None or self._is_due(p, g)}
         wait_for_layers(self, bool(self._listened))
 
     def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
@@ -168,7 +177,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         count = state.get("refreshes", 0) + 1
         # The first averages are plain means, until the running average has more terms.
         weight = max(1 / count, 1 - group["factor_decay"])
-        if "A" in state and state["A"].shape == A.shape:
+        pieces = [piece.index for piece in source.layout.pieces]
+        if "A" in state and state["A"].shape == A.shape and indices_in(state) == pieces:
             state["A"].lerp_(A, weight)
             state["B"].lerp_(B, weight)
         else:
@@ -202,6 +212,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             weights.append(1.0 if missing else max(1 / state["refreshes"], 1 - group["factor_decay"]))
             if missing or is_due(state["refreshes"], group["refresh_every"]):
                 due.append(block)
+        forget_replaced(
+            [self.state.get(p, {}) for p in self._numbered], [state for state, _, _ in found], self.whole_state
+        )
         self._decompose(due)
         self._adjust([(state, sums) for state, _, sums in found], weights)
 
