@@ -34,17 +34,19 @@ class JointOptimizer(Optimizer):
         """Return the parameters of all groups that require a gradient."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
+    def all_parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups, also frozen ones."""
+        return [p for group in self.param_groups for p in group["params"]]
+
     def clear_gradients(self) -> None:
         """Set the gradients of all parameters to None, also of frozen ones, for which no closure computes gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in self.all_parameters():
+            parameter.grad = None
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter, frozen or not."""
-        device: torch.device = self.param_groups[0]["params"][0].device
-        return device
+        """Device of the first parameter."""
+        return self.all_parameters()[0].device
 
     @property
     def sharded(self) -> bool:

@@ -144,7 +144,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """See `StochasticOptimizer`; the state is one vector of all parameters that are not frozen."""
-        parameters = self.parameters() or [p for group in self.param_groups for p in group["params"]]
+        parameters = self.parameters() or self.all_parameters()
         return functools.reduce(torch.promote_types, (p.dtype for p in parameters))
 
     def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:

@@ -31,7 +31,9 @@ class SSBroyden(SolverOptimizer):
     `hodiff.optimize.minimize(method="ssbroyden")` in the interface of `torch.optim.LBFGS`, for loops that are written
     already, such as those of DeepXDE, PINA and Lightning. The iterates of one or several steps are those of one run of
     `minimize`, for the same loss in each step. The state is a matrix (n, n) in float64, for up to some thousand
-    parameters.
+    parameters. Parameters that the loss of a step does not use do not move, and keep their block of the matrix, whose
+    entries between used and unused parameters become zero. The matrix starts anew when parameters are frozen or
+    unfrozen.
 
     Args:
         params: Parameters, or groups of them; real and floating-point. Use float64 for many digits.
@@ -112,7 +114,7 @@ class SSBroyden(SolverOptimizer):
         objective = _ClosureObjective(self, closure, used, draw)
         point = objective.evaluated(_joined(used), loss)
         require_finite(self.caller, "losses and gradients", [loss, point.slope])
-        state = self.state[self.param_groups[0]["params"][0]]
+        state = self.state[self.all_parameters()[0]]
         known, places = state.get("inverse_hessian"), _places(used, parameters)
         if known is not None and len(known) != sum(p.numel() for p in parameters):
             known = None  # parameters were frozen, or no longer are

@@ -130,7 +130,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         found = find_any(self.caller, loss)
-        numbered = self._numbered
+        numbered = self.all_parameters()
         with torch.no_grad():
             trained = [p for p in numbered if p.requires_grad]
             leaf_of = dict(zip(map(id, trained), self._leaves_of(trained), strict=True))
@@ -152,7 +152,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
         # The factors of a block belong to all its parameters together.
-        written, whole, numbered = set(map(id, leaves)), set(), self._numbered
+        written, whole, numbered = set(map(id, leaves)), set(), self.all_parameters()
         for sums in (each for _, each in estimates if isinstance(each, Sums)):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
             whole |= block if block <= written else set()
@@ -182,7 +182,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             state["A"].lerp_(A, weight)
             state["B"].lerp_(B, weight)
         else:
-            state["A"], state["B"] = A, B
+            state["A"], state["B"], state["refreshes"] = A, B, 0
             state["layout"] = written(source.layout)
             # Results of former factors have other shapes.
             for name in self._zeros_for(state, source.layout):
@@ -190,13 +190,13 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _take(self, estimates: dict[int, Any]) -> None:
         steps = self._owned_steps() if self.sharded else None
-        by_id = {id(p): p for p in self._numbered}
+        by_id = {id(p): p for p in self.all_parameters()}
         away = {key for key, h in estimates.items() if isinstance(h, Sums) and steps and not steps.owns(by_id[key])}
         super()._take({key: 0.0 if key in away else h for key, h in estimates.items()})
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         found = [
             (self.state[p], groups[id(p)], estimates[id(p)])
-            for p in self._numbered
+            for p in self.all_parameters()
             if isinstance(estimates.get(id(p)), Sums)
         ]
         weights, due = [], []
@@ -213,7 +213,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             if missing or is_due(state["refreshes"], group["refresh_every"]):
                 due.append(block)
         forget_replaced(
-            [self.state.get(p, {}) for p in self._numbered], [state for state, _, _ in found], self.whole_state
+            [self.state.get(p, {}) for p in self.all_parameters()], [state for state, _, _ in found], self.whole_state
         )
         self._decompose(due)
         self._adjust([(state, sums) for state, _, sums in found], weights)
@@ -249,14 +249,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         """Update states by the vectors of their blocks, with their weights in running averages."""
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
-        blocks = {id(p): estimates[id(p)] for p in self._numbered if isinstance(estimates.get(id(p)), Sums)}
+        blocks = {id(p): estimates[id(p)] for p in self.all_parameters() if isinstance(estimates.get(id(p)), Sums)}
         found = sums_of_ranks(list(blocks.values()), self._ranks, joint=self.sharded)
         return {**estimates, **dict(zip(blocks, found, strict=True))}
-
-    @property
-    def _numbered(self) -> list[Tensor]:
-        """All parameters in the order of the blocks' indices."""
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _descend(self) -> None:
         found = [(p, g, group) for group in self.param_groups for p, g in self.gradients(group)]
@@ -289,7 +284,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _blocks(self, gradients: Mapping[int, Tensor]) -> Iterator[tuple[Group, State, Layout, list[Tensor]]]:
         """Iterate over the blocks with gradients: their group, state, layout and parameters."""
-        numbered = self._numbered
+        numbered = self.all_parameters()
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
@@ -312,7 +307,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         return {id(p): steps.scattered(p, found.get(id(p)), precise(p).dtype) for p, _ in parts}
 
     def _owned_steps(self) -> OwnedSteps:
-        numbered = self._numbered
+        numbered = self.all_parameters()
         if self._owned is None or not self._owned.covers(numbered):
             states = [self.state.get(p, {}) for p in numbered]
             held, elsewhere = ([name in state for state in states] for name in ("A", "block"))
