@@ -101,6 +101,23 @@ def test_layers_may_be_frozen_and_unfrozen(case):
         assert all(moved[last + 1 :]) or not case.loop
 
 
+@watching
+@pytest.mark.parametrize(("by_closure", "expected"), [(True, [2, 2]), (False, [1, 2])])
+def test_curvature_missed_while_frozen_is_computed_with_the_next_observed_loss(case, by_closure, expected):
+    """A closure is observed from its beginning; a backward pass may have begun before the optimizer could wait."""
+    problem = Problem()
+    layer, found = problem.model[0], []
+    optimizer = case(problem.model.parameters())
+    for step, batch in enumerate(problem.batches[:7]):
+        layer.requires_grad_(not 2 <= step < 5)
+        if by_closure:
+            optimizer.step(problem.closure(case, batch))
+        else:
+            problem.run(case, optimizer, [batch])
+        found.append(optimizer.state[layer.weight]["refreshes"])
+    assert found == [1] * 5 + expected
+
+
 @cases(lambda name, case: name != "LBFGS")
 def test_unused_heads_stay_after_steps_that_used_them(case):
     model = Heads()
