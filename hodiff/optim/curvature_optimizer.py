@@ -32,6 +32,9 @@ class CurvatureOptimizer(ObservedLosses):
 
     A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
     alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
+
+    A parameter that was unfrozen after the last step may have the gradient of a loss that was not observed. The step
+    does not need its curvature: the parameter keeps what it has, or waits for its first curvature, and is due next.
     """
 
     sharded_by_group = True
@@ -89,12 +92,10 @@ class CurvatureOptimizer(ObservedLosses):
             self._rewind()
             return loss
         self._state_before = None
-        waiting = self._due()
         self.require_finite_gradients()
         self._require_finite(estimates.values())
         self._take(estimates)
-        known = set(map(id, waiting))
-        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, known)}
+        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group)}
         try:
             self._descend()
         finally:
@@ -108,6 +109,8 @@ class CurvatureOptimizer(ObservedLosses):
     def _observed(self, closure: Closure | None) -> tuple[Any, dict[int, Any] | None]:
         """Return this rank's loss, and its estimates by the parameter's id; None after an overflow of a GradScaler."""
         self.require_dtypes()
+        if closure is not None:
+            self._await_unfrozen()
         if closure is not None and self.sharded and self._due():
             return self._on_shards(closure, self._due(), gradients=True)
         loss = None if closure is None else self._evaluated(closure)
@@ -117,7 +120,8 @@ class CurvatureOptimizer(ObservedLosses):
         for group in self.param_groups:
             # Iterating raises on sparse gradients before anything has changed.
             list(self.gradients(group))
-        return loss, self._estimates_for(self._due(), scaled=overflow is not None)
+        waiting = [p for p in self._due() if id(p) in self._awaited]
+        return loss, self._estimates_for(waiting, scaled=overflow is not None)
 
     def _joined(
         self, found: tuple[Any, dict[int, Any] | None] | None, error: Exception | None
@@ -224,15 +228,20 @@ class CurvatureOptimizer(ObservedLosses):
         known = self.state.get(parameter, {})
         return bool(group["taken"] >= known.get("refresh_at", group["refresh_at"]))
 
-    def _newcomers(self, group: Group, waiting: set[int]) -> list[Tensor]:
-        """Return parameters with a first gradient that are not due for curvature, and make them due next."""
+    def _await_unfrozen(self) -> None:
+        """Observe a closure for parameters that were unfrozen, unless the step has gradients of earlier losses, too."""
+        unfrozen = [p for p in self._due() if id(p) not in self._awaited]
+        if unfrozen and all(p.grad is None for p in unfrozen):
+            self._wait()
+
+    def _newcomers(self, group: Group) -> list[Tensor]:
+        """Return parameters with a gradient that have no curvature yet, and make them due next.
+
+        Nobody makes the parameters of a group without `update_every` due, so only zero gradients may wait there.
+        """
+        found = [p for p in group["params"] if p.grad is not None and not self.state.get(p, {}).get("refreshes")]
         if group["update_every"] is None:
-            return []
-        found = [
-            p
-            for p in group["params"]
-            if p.grad is not None and id(p) not in waiting and not self.state.get(p, {}).get("refreshes")
-        ]
+            return [p for p in found if not self.total([p], [float(bool(local_part(p.grad).any()))])]
         for parameter in found:
             self.state[parameter]["refresh_at"] = group["taken"] + 1
         return found
@@ -255,15 +264,15 @@ class CurvatureOptimizer(ObservedLosses):
             return self.evaluated(corrected_closure, accumulates=True)
 
     def _update(self, given: Any) -> None:
-        parameters, error = self.parameters(), None
+        error = None
         with self._draws_repeated_after_errors():
             if self.sharded:
-                own = self._on_shards(given, parameters, gradients=False)[1]
+                own = self._on_shards(given, self.parameters(), gradients=False)[1]
             else:
                 found, error = self._ranks.attempt(self._estimated_for, given)
                 own = {} if found is None else {id(p): h for p, h in found[0]}
             if self._ranks.size > 1:
-                codes = self._ranks.exchange(self.caller, error, self._codes(own), parameters[0].device)
+                codes = self._ranks.exchange(self.caller, error, self._codes(own), self.device)
                 own = self._combined(own, codes)
         self._state_before = None
         self._require_finite(own.values())

@@ -34,6 +34,20 @@ class JointOptimizer(Optimizer):
         """Return the parameters of all groups that require a gradient."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
+    def all_parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups, also frozen ones."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def clear_gradients(self) -> None:
+        """Set the gradients of all parameters to None, also of frozen ones, for which no closure computes gradients."""
+        for parameter in self.all_parameters():
+            parameter.grad = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        return self.all_parameters()[0].device
+
     @property
     def sharded(self) -> bool:
         """Whether parameters are DTensors over several ranks, or over a process group of one."""
@@ -46,7 +60,7 @@ class JointOptimizer(Optimizer):
             require()
             return
         _, error = self._ranks.attempt(require)
-        self._ranks.exchange(self.caller, error, [], self.parameters()[0].device)
+        self._ranks.exchange(self.caller, error, [], self.device)
 
     def total(self, parameters: Sequence[Tensor], numbers: Sequence[float]) -> float:
         """Add up a number of each parameter, and of all its shards."""
@@ -85,8 +99,7 @@ class JointOptimizer(Optimizer):
                 numbers[3] = mark_of([g for g in gradients if g is not None])
                 # Powers of two: parameters differ from the start, or by a mistake that stays.
                 numbers[4] = 0.0 if self._exchanges & (self._exchanges - 1) else mark_of(parameters)
-        device = parameters[0].device if parameters else torch.device("cpu")
-        rows = self._ranks.exchange(self.caller, error, [*numbers, *more], device)
+        rows = self._ranks.exchange(self.caller, error, [*numbers, *more], self.device)
         self.require_equal(rows[:, 4:5])
         if differ(rows[:, 1:2]):
             raise InputError(

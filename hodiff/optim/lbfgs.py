@@ -17,7 +17,7 @@ from hodiff.optim.optimizer_states import Shapes
 from hodiff.optim.ranks import Ranks
 from hodiff.optim.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.training_optimizer import Group, StochasticOptimizer
-from hodiff.torch_internals.modules import unhooked_step
+from hodiff.torch_internals.modules import join_parameters, unhooked_step
 
 
 class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
@@ -28,7 +28,8 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
        c_1 = 10^{-4},\; c_2 = 0.9 $$
 
     The iterates and the interface are those of `torch.optim.LBFGS(line_search_fn="strong_wolfe")`. In addition,
-    closures need not zero gradients or call backward, and invalid settings raise. All parameters are in one group.
+    closures need not zero gradients or call backward, and invalid settings raise. Frozen parameters do not move: the
+    history starts anew when parameters are frozen or unfrozen. All parameters are in one group.
 
     Args:
         params: Parameters, which may be complex.
@@ -96,6 +97,9 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         require_closure(self.caller, closure)
         self.require_dtypes()
         assert closure is not None
+        trained = self.parameters()
+        if not trained:
+            return self.evaluated_together(closure, by_loss=True)
         first = True
 
         def evaluate() -> Tensor:
@@ -109,13 +113,13 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
                 first = False
             return loss
 
-        with torch.no_grad(), self._restored_on_error():
+        with torch.no_grad(), self._restored_on_error(trained):
             return unhooked_step(torch.optim.LBFGS)(self, evaluate)
 
     @contextmanager
-    def _restored_on_error(self) -> Iterator[None]:
-        """Restore parameters and state if a closure raises at a trial point."""
-        parameters = [(p, p.detach().clone()) for p in self.parameters()]
+    def _restored_on_error(self, trained: list[Tensor]) -> Iterator[None]:
+        """Step with these parameters; restore parameters and state if a closure raises at a trial point."""
+        parameters = [(p, p.detach().clone()) for p in trained]
         # torch modifies the lists and this tensor in place, and replaces all other values.
         state = {
             p: {
@@ -124,9 +128,14 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             }
             for p, known in self.state.items()
         }
+        joined = join_parameters(self, trained)
+        if list(map(id, joined)) != list(map(id, trained)):
+            # Parameters were frozen, or no longer are: the history is that of another vector.
+            self.state.clear()
         try:
             yield
         except BaseException:
+            join_parameters(self, joined)
             for parameter, before in parameters:
                 parameter.copy_(before)
             self.state.clear()
@@ -134,12 +143,13 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             raise
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """See `StochasticOptimizer`; the state is one vector of all parameters."""
-        return functools.reduce(torch.promote_types, (p.dtype for group in self.param_groups for p in group["params"]))
+        """See `StochasticOptimizer`; the state is one vector of all parameters that are not frozen."""
+        parameters = self.parameters() or self.all_parameters()
+        return functools.reduce(torch.promote_types, (p.dtype for p in parameters))
 
     def shapes_of_state(self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Shapes:
-        """See `StochasticOptimizer`; the state is of one vector of all parameters."""
-        size = sum(as_real(p).numel() for p in group["params"])
+        """See `StochasticOptimizer`; the state is of one vector of all parameters that are not frozen."""
+        size = sum(as_real(p).numel() for p in group["params"] if p.requires_grad)
         # As many pairs of steps and changes of the gradient are stored as reciprocals of their products.
         count = len(state["ro"]) if isinstance(state.get("ro"), list) else 0
         vectors = dict.fromkeys(("old_dirs", "old_stps"), [(size,)] * count)
@@ -148,6 +158,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
+        join_parameters(self, self.parameters())
         # A state of torch's optimizer may have no line search.
         for group in self.param_groups:
             group["line_search_fn"] = STRONG_WOLFE

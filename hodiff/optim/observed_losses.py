@@ -18,6 +18,8 @@ class ObservedLosses(ShardedCurvature, Observer):
     """Optimizer that observes losses of parameters due for curvature, and announces it to their backward pass."""
 
     _pending: PendingCurvature
+    # Parameters whose losses are observed until the next step.
+    _awaited: frozenset[int] = frozenset()
 
     @abstractmethod
     def _due(self) -> list[Tensor]:
@@ -51,8 +53,10 @@ class ObservedLosses(ShardedCurvature, Observer):
 
     def _wait(self) -> None:
         """Start or stop observing losses."""
+        due = self._due()
+        self._awaited = frozenset(map(id, due))
         # The backward pass of `fully_shard` has other leaves, and no second derivative.
-        due = [] if self.sharded else self._due()
+        due = [] if self.sharded else due
         self._pending.watch(due)
         wait(self, bool(due))
         by_hand = any(group["update_every"] is None for group in self.param_groups)

@@ -79,8 +79,7 @@ class ShardedCurvature(JointCurvature):
         finally:
             self._closure_on_shards = None
         if gradients:
-            for parameter in self.parameters():
-                parameter.grad = None
+            self.clear_gradients()
             # A backward pass runs all hooks, and adds to the gradients of other parameters.
             torch.autograd.backward([p for p, _ in found], [shards.like(p, g) for p, g in found])
         joined = {id(p): shards.like(p, h) if isinstance(h, Tensor) else h for p, h in estimates}

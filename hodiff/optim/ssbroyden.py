@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,9 @@ class SSBroyden(SolverOptimizer):
     `hodiff.optimize.minimize(method="ssbroyden")` in the interface of `torch.optim.LBFGS`, for loops that are written
     already, such as those of DeepXDE, PINA and Lightning. The iterates of one or several steps are those of one run of
     `minimize`, for the same loss in each step. The state is a matrix (n, n) in float64, for up to some thousand
-    parameters.
+    parameters. Parameters that the loss of a step does not use do not move, and keep their block of the matrix, whose
+    entries between used and unused parameters become zero. The matrix starts anew when parameters are frozen or
+    unfrozen.
 
     Args:
         params: Parameters, or groups of them; real and floating-point. Use float64 for many digits.
@@ -97,31 +98,44 @@ class SSBroyden(SolverOptimizer):
         before = [p.detach().clone() for p in parameters]
         try:
             with torch.no_grad(), Corrections(lean=True, many=True):
-                return self._iterate(_ClosureObjective(self, closure, parameters), parameters)
+                return self._iterate(closure, parameters)
         except BaseException:
             with torch.no_grad():
                 for parameter, each in zip(parameters, before, strict=True):
                     parameter.copy_(each)
             raise
 
-    def _iterate(self, objective: _ClosureObjective, parameters: list[Tensor]) -> Tensor:
-        point = objective.point(_joined(parameters))
-        loss = objective.loss
+    def _iterate(self, closure: Closure, parameters: list[Tensor]) -> Any:
+        draw = RandomState(parameters)
+        loss = self.evaluated_together(closure, by_loss=True)
+        used = [p for p in parameters if p.grad is not None]
+        if not used:
+            return loss  # the closure trains parameters of other optimizers
+        objective = _ClosureObjective(self, closure, used, draw)
+        point = objective.evaluated(_joined(used), loss)
         require_finite(self.caller, "losses and gradients", [loss, point.slope])
-        state = self.state[parameters[0]]
-        known = state.get("inverse_hessian")
-        if known is not None and len(known) != len(point.slope):
+        state = self.state[self.all_parameters()[0]]
+        known, places = state.get("inverse_hessian"), _places(used, parameters)
+        if known is not None and len(known) != sum(p.numel() for p in parameters):
             known = None  # parameters were frozen, or no longer are
-        inverse = InverseHessian(ssbroyden, point.slope, None if known is None else known.clone())
+        if known is None:
+            own = None
+        else:
+            own = known.clone() if len(used) == len(parameters) else known[places[:, None], places]
+        inverse = InverseHessian(ssbroyden, point.slope, own)
         course = Course(point, point.slope, decrease=0.0 if known is None else state["decrease"])
         options = QuasiNewtonOptions(maxiter=self.setting("max_iter"), gtol=self.setting("tolerance_grad"))
         iterate(objective, options, lambda _: None, course, inverse, float(self.setting("lr")))
         objective.write(course.point.x)
-        for parameter, gradient in zip(parameters, _split(course.slope, parameters), strict=True):
+        self.clear_gradients()
+        for parameter, gradient in zip(used, _split(course.slope, used), strict=True):
             parameter.grad = gradient
         self._spend()
         if not inverse.fresh:
-            state.update(inverse_hessian=inverse.matrix, decrease=course.decrease)
+            matrix = inverse.matrix
+            if len(used) < len(parameters):
+                matrix = _enlarged(matrix, places, known, sum(p.numel() for p in parameters))
+            state.update(inverse_hessian=matrix, decrease=course.decrease)
         return loss
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
@@ -168,22 +182,19 @@ class _Evaluated:
 
 
 class _ClosureObjective:
-    """Loss of a closure as a function of the vector of all parameters, with equal random numbers at each point."""
+    """Loss of a closure as a function of the vector of some parameters, with equal random numbers at each point."""
 
-    def __init__(self, optimizer: SSBroyden, closure: Closure, parameters: list[Tensor]):
-        self._optimizer, self._closure, self._parameters = optimizer, closure, parameters
-        self._draw = RandomState(parameters)
-        self._first = True
-        self.loss: Any = None
+    def __init__(self, optimizer: SSBroyden, closure: Closure, parameters: list[Tensor], draw: RandomState):
+        self._optimizer, self._closure, self._parameters, self._draw = optimizer, closure, parameters, draw
 
     def point(self, x: Tensor) -> _Evaluated:
         """Write a vector to the parameters, and evaluate the closure."""
-        if not self._first:
-            self.write(x)
-        with nullcontext() if self._first else self._draw.replayed():
-            loss = self._optimizer.evaluated_together(self._closure, by_loss=True)
-        if self._first:
-            self.loss, self._first = loss, False
+        self.write(x)
+        with self._draw.replayed():
+            return self.evaluated(x, self._optimizer.evaluated_together(self._closure, by_loss=True))
+
+    def evaluated(self, x: Tensor, loss: Any) -> _Evaluated:
+        """Return the point of a vector, whose gradients are in `grad`."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         return _Evaluated(x, float(loss), _joined(gradients))
 
@@ -195,6 +206,26 @@ class _ClosureObjective:
 
 def _joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat([each.detach().reshape(-1).to(torch.float64) for each in tensors])
+
+
+def _places(some: list[Tensor], parameters: list[Tensor]) -> Tensor:
+    """Return the places of some parameters in the vector of all."""
+    ids = set(map(id, some))
+    chosen = [torch.full((p.numel(),), id(p) in ids, device=p.device) for p in parameters]
+    return torch.cat(chosen).nonzero()[:, 0]
+
+
+def _enlarged(matrix: Tensor, places: Tensor, known: Tensor | None, size: int) -> Tensor:
+    """Return the inverse Hessian of all parameters from that of the parameters that the step moved.
+
+    The other parameters keep their block. Without entries between both blocks, the matrix is positive definite.
+    """
+    if known is None:
+        known = torch.eye(size, dtype=matrix.dtype, device=matrix.device) * matrix.diagonal().mean()
+    whole = known.clone()
+    whole[places], whole[:, places] = 0, 0
+    whole[places[:, None], places] = matrix
+    return whole
 
 
 def _split(x: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -144,7 +144,7 @@ class StochasticOptimizer(JointOptimizer):
 
     def require_finite_gradients(self) -> None:
         """Raise on gradients with NaN or infinity, which would spoil states for good."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in self.all_parameters() if p.grad is not None]
         self.agree(lambda: require_finite(self.caller, "gradients", list(map(local_part, gradients))))
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
@@ -172,7 +172,7 @@ class StochasticOptimizer(JointOptimizer):
 
     def require_dtypes(self) -> None:
         """Raise on parameters whose dtype has changed since their states were created."""
-        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
+        dtypes = [p.dtype for p in self.all_parameters()]
         if dtypes != self._checked_dtypes:
             require_dtypes(self.caller, self.state, self.dtype_of_state)
             self._checked_dtypes = dtypes
@@ -201,8 +201,10 @@ class StochasticOptimizer(JointOptimizer):
             InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
         """
         parameters = self.parameters()
-        for parameter in filter(self._is_spent, parameters):
-            parameter.grad = None
+        for parameter in self.all_parameters():
+            # No closure computes the gradient of a frozen parameter, which would move by a gradient from before.
+            if not parameter.requires_grad or self._is_spent(parameter):
+                parameter.grad = None
         given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
         # Modules under `fully_shard` exchange their parameters and gradients in the closure and in its backward pass.
         ranks = leaving_notes("evaluating the closure") if self.sharded else nullcontext()
@@ -221,8 +223,7 @@ class StochasticOptimizer(JointOptimizer):
             if not written:
                 if accumulates and loss is None and ids:
                     return None
-                for parameter in parameters:
-                    parameter.grad = None
+                self.clear_gradients()
                 require_loss(self.caller, loss)
                 self.backward(loss)
             elif not accumulates and any(id(each) in ids for each in written):

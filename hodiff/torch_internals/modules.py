@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 
 def unhooked_step(kind: type[Optimizer]) -> Callable[..., Any]:
@@ -30,6 +30,13 @@ def step_with_own_hooks(optimizer: Optimizer) -> None:
     unhooked_step(type(optimizer))(optimizer)
     for after in optimizer._optimizer_step_post_hooks.values():
         after(optimizer, (optimizer,), {})
+
+
+def join_parameters(optimizer: LBFGS, parameters: list[Tensor]) -> list[Tensor]:
+    """Set the parameters that the vector of L-BFGS consists of; return those it consisted of before."""
+    before: list[Tensor] = optimizer._params
+    optimizer._params, optimizer._numel_cache = parameters, None
+    return before
 
 
 # The base classes of all norms with running statistics, and of all dropouts.

@@ -253,6 +253,7 @@ SINCE = {
 ATTRIBUTES = {
     "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
+    "lbfgs": ("_numel_cache", "_params"),
     "optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "module": (
         "_backward_hooks",

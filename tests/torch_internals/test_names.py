@@ -61,6 +61,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
     "storage": lambda: _x().untyped_storage(),
     "module": nn.Module,
+    "lbfgs": lambda: torch.optim.LBFGS([_x()]),
     "optimizer": lambda: torch.optim.SGD([_x()]),
     "convolution": lambda: nn.Conv1d(1, 1, 1),
     "node of an operator": lambda: _x().exp().grad_fn,

@@ -21,7 +21,14 @@ from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.kfac.shared_factors import owners_of, sums_of_ranks
-from hodiff.optim.kfac.stored_blocks import layout_in, read, require_blocks, written
+from hodiff.optim.kfac.stored_blocks import (
+    forget_replaced,
+    indices_in,
+    layout_in,
+    read,
+    require_blocks,
+    written,
+)
 from hodiff.optim.local_models import Closure
 from hodiff.optim.optimizer_states import precise
 from hodiff.optim.owned_steps import OwnedSteps
@@ -82,9 +89,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
         # A closure on shards calls layers with gathered tensors.
-        return (
-            self._evaluates or self._closure_on_shards is not None or any(id(p) in self._listened for p in parameters)
-        )
+        if self._evaluates or self._closure_on_shards is not None:
+            return True
+        return any(p.requires_grad and id(p) in self._listened for p in parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
@@ -98,8 +105,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _wait(self) -> None:
         super()._wait()
-        by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
-        self._listened = {id(p) for p in [*self._due(), *by_hand]}
+        by_hand = any(group["update_every"] is None for group in self.param_groups)
+        # Frozen parameters, too: they may be unfrozen before the next step.
+        listened = [(p, g) for g in self.param_groups for p in g["params"] if self._awaited or by_hand]
+        self._listened = {id(p) for p, g in listened if g["update_every"] is None or self._is_due(p, g)}
         wait_for_layers(self, bool(self._listened))
 
     def _on_shards(self, closure: Closure, due: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, dict[int, Any]]:
@@ -121,7 +130,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         found = find_any(self.caller, loss)
-        numbered = self._numbered
+        numbered = self.all_parameters()
         with torch.no_grad():
             trained = [p for p in numbered if p.requires_grad]
             leaf_of = dict(zip(map(id, trained), self._leaves_of(trained), strict=True))
@@ -143,7 +152,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
         # The factors of a block belong to all its parameters together.
-        written, whole, numbered = set(map(id, leaves)), set(), self._numbered
+        written, whole, numbered = set(map(id, leaves)), set(), self.all_parameters()
         for sums in (each for _, each in estimates if isinstance(each, Sums)):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
             whole |= block if block <= written else set()
@@ -168,11 +177,12 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         count = state.get("refreshes", 0) + 1
         # The first averages are plain means, until the running average has more terms.
         weight = max(1 / count, 1 - group["factor_decay"])
-        if "A" in state and state["A"].shape == A.shape:
+        pieces = [piece.index for piece in source.layout.pieces]
+        if "A" in state and state["A"].shape == A.shape and indices_in(state) == pieces:
             state["A"].lerp_(A, weight)
             state["B"].lerp_(B, weight)
         else:
-            state["A"], state["B"] = A, B
+            state["A"], state["B"], state["refreshes"] = A, B, 0
             state["layout"] = written(source.layout)
             # Results of former factors have other shapes.
             for name in self._zeros_for(state, source.layout):
@@ -180,13 +190,13 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _take(self, estimates: dict[int, Any]) -> None:
         steps = self._owned_steps() if self.sharded else None
-        by_id = {id(p): p for p in self._numbered}
+        by_id = {id(p): p for p in self.all_parameters()}
         away = {key for key, h in estimates.items() if isinstance(h, Sums) and steps and not steps.owns(by_id[key])}
         super()._take({key: 0.0 if key in away else h for key, h in estimates.items()})
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         found = [
             (self.state[p], groups[id(p)], estimates[id(p)])
-            for p in self._numbered
+            for p in self.all_parameters()
             if isinstance(estimates.get(id(p)), Sums)
         ]
         weights, due = [], []
@@ -202,6 +212,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             weights.append(1.0 if missing else max(1 / state["refreshes"], 1 - group["factor_decay"]))
             if missing or is_due(state["refreshes"], group["refresh_every"]):
                 due.append(block)
+        forget_replaced(
+            [self.state.get(p, {}) for p in self.all_parameters()], [state for state, _, _ in found], self.whole_state
+        )
         self._decompose(due)
         self._adjust([(state, sums) for state, _, sums in found], weights)
 
@@ -236,14 +249,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         """Update states by the vectors of their blocks, with their weights in running averages."""
 
     def _summed(self, estimates: dict[int, Any]) -> dict[int, Any]:
-        blocks = {id(p): estimates[id(p)] for p in self._numbered if isinstance(estimates.get(id(p)), Sums)}
+        blocks = {id(p): estimates[id(p)] for p in self.all_parameters() if isinstance(estimates.get(id(p)), Sums)}
         found = sums_of_ranks(list(blocks.values()), self._ranks, joint=self.sharded)
         return {**estimates, **dict(zip(blocks, found, strict=True))}
-
-    @property
-    def _numbered(self) -> list[Tensor]:
-        """All parameters in the order of the blocks' indices."""
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _descend(self) -> None:
         found = [(p, g, group) for group in self.param_groups for p, g in self.gradients(group)]
@@ -276,7 +284,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
     def _blocks(self, gradients: Mapping[int, Tensor]) -> Iterator[tuple[Group, State, Layout, list[Tensor]]]:
         """Iterate over the blocks with gradients: their group, state, layout and parameters."""
-        numbered = self._numbered
+        numbered = self.all_parameters()
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
@@ -299,7 +307,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         return {id(p): steps.scattered(p, found.get(id(p)), precise(p).dtype) for p, _ in parts}
 
     def _owned_steps(self) -> OwnedSteps:
-        numbered = self._numbered
+        numbered = self.all_parameters()
         if self._owned is None or not self._owned.covers(numbered):
             states = [self.state.get(p, {}) for p in numbered]
             held, elsewhere = ([name in state for state in states] for name in ("A", "block"))

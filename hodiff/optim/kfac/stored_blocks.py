@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,33 @@ def read(numbers: tuple[Any, ...]) -> Layout:
 def layout_in(state: Mapping[str, Any]) -> Any:
     """Return the numbers of the layout of a parameter's block, on this rank or on another; None if it has none."""
     return state.get("layout", state.get("block"))
+
+
+def indices_in(state: Mapping[str, Any]) -> list[int]:
+    """Return the indices of the parameters of a state's block."""
+    numbers = layout_in(state)
+    return [] if numbers is None else [piece.index for piece in read(numbers).pieces]
+
+
+def forget_replaced(states: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], names: Iterable[str]) -> None:
+    """Forget blocks that share a parameter with a new one, as after a part of a layer was frozen or unfrozen.
+
+    Args:
+        states: State of each parameter, in the order of the blocks' indices.
+        new: States whose blocks are new.
+        names: Names of a block's entries.
+    """
+    ids, covered = set(map(id, new)), {i for state in new for i in indices_in(state)}
+    for state in states:
+        if id(state) not in ids and not covered.isdisjoint(indices_in(state)):
+            for name in (*names, "block"):
+                state.pop(name, None)
+    kept = {i for state in states for i in indices_in(state)}
+    for i, state in enumerate(states):
+        if i not in kept and "refreshes" in state:
+            # The parameter begins without curvature when it is next used.
+            for name in ("refreshes", "refresh_at"):
+                state.pop(name, None)
 
 
 def require_blocks(caller: str, loaded: Mapping[str, Any]) -> None:

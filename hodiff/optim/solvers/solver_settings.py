@@ -77,13 +77,10 @@ class SolverOptimizer(StochasticOptimizer):
 
     def returned(self, closure: Closure) -> Any:
         """Evaluate a closure and return its result, with its graph."""
-        parameters = self.parameters()
-        with torch.enable_grad(), Corrections(lean=True, many=True):
-            for parameter in parameters:
-                parameter.grad = None
-            with noting_operands(self):
-                returned = closure() if self._closure_on_shards is None else self._closure_on_shards.returned()
-        if any(parameter.grad is not None for parameter in parameters):
+        self.clear_gradients()
+        with torch.enable_grad(), Corrections(lean=True, many=True), noting_operands(self):
+            returned = closure() if self._closure_on_shards is None else self._closure_on_shards.returned()
+        if any(parameter.grad is not None for parameter in self.parameters()):
             raise InputError(
                 f"{self.caller}: closure: expected a closure that does not call backward, which frees the graph that "
                 "the curvature needs, got one that does; remove backward, step sets the gradients."
@@ -131,7 +128,7 @@ class SolverOptimizer(StochasticOptimizer):
                 indices = {id(p): i for i, p in enumerate(own)}
                 reached = code_of(indices[id(p)] for model in models for p in model.parameters)
                 numbers = [0.0 if self.sharded else mark_of(own), reached]
-            rows = self._ranks.exchange(self.caller, error, numbers, own[0].device)
+            rows = self._ranks.exchange(self.caller, error, numbers, self.device)
             self.require_equal(rows[:, :1])
             if differ(rows[:, 1:]):
                 raise InputError(
@@ -151,13 +148,19 @@ class SolverOptimizer(StochasticOptimizer):
 
     def reached(self, returned: Any) -> list[Tensor]:
         """Return the parameters on which a closure's result depends; other parameters do not move."""
+        own = self.parameters()
+        if not own:
+            raise InputError(
+                f"{self.caller}: params: expected at least one parameter that requires a gradient, got frozen ones "
+                "only; call requires_grad_() of those to train."
+            )
         ends = returned if self.kind is HessianModel else outputs_and_loss(self.caller, returned)[0]
         tensors = [each for each in pytree.tree_leaves(ends) if isinstance(each, Tensor)]
         # Without any such parameter, the model of all parameters raises a fitting error.
         if self._closure_on_shards is not None:
-            return self._closure_on_shards.reached(*tensors) or self.parameters()
+            return self._closure_on_shards.reached(*tensors) or own
         leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
-        return [p for p in self.parameters() if id(p) in leaves] or self.parameters()
+        return [p for p in own if id(p) in leaves] or own
 
     def rates(self) -> dict[int, Any]:
         """Return the learning rate of each parameter, by id."""
