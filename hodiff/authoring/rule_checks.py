@@ -17,7 +17,14 @@ Linear = Callable[[list[Tensor | None]], Sequence[Tensor | None]]
 
 
 class ChangedInPlaceError(InputError):
-    """A rule writes into a tensor that it receives, which other rules and the caller read, too."""
+    """A backward rule writes into its cotangent or residuals (`written`), which other code reads, too."""
+
+    def __init__(self, name: str, written: str):
+        super().__init__(
+            f"{name}: backward: expected a rule that leaves its {written} unchanged, got one that writes into the "
+            f"{written} in place; compute a new tensor, such as `c * x` instead of `c.mul_(x)`."
+        )
+        self.written = written
 
 
 def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -55,10 +62,7 @@ def require_unchanged(name: str, cotangents: Sequence[Tensor | None], others: Se
     if versions_of([*cotangents, *others]) == before:
         return
     written = "cotangent" if versions_of(cotangents) != before[: len(cotangents)] else "residuals"
-    raise ChangedInPlaceError(
-        f"{name}: backward: expected a rule that leaves its {written} unchanged, got one that writes into the "
-        f"{written} in place; compute a new tensor, such as `c * x` instead of `c.mul_(x)`."
-    )
+    raise ChangedInPlaceError(name, written)
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor | None:
