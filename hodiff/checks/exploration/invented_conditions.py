@@ -30,7 +30,7 @@ def _element(value: float) -> Change:
 def _other_parity(sample: Sample, place: int, draw: random.Random) -> Sample | None:
     """Shorten a size by one, in all arguments."""
     sizes = [n for n in _shape(sample, place) if n > 2]
-    return cut(sample, sizes[0], sizes[0] - 1) if sizes else None
+    return cut(sample, sizes[0], sizes[0] - 1) if sizes and place == sample.places[0] else None
 
 
 def _longer(sample: Sample, old: int) -> Sample:
@@ -96,11 +96,6 @@ def _in(dtype: torch.dtype) -> Change:
     return apply
 
 
-def _once(change: Change) -> Change:
-    """Return a change of all arguments that applies only once, for the first floating argument."""
-    return lambda sample, place, draw: change(sample, place, draw) if place == sample.places[0] else None
-
-
 def _shape(sample: Sample, place: int) -> tuple[int, ...]:
     leaf = sample.leaves[place]
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
@@ -114,7 +109,7 @@ CONDITIONS: tuple[Condition, ...] = (
     ("where an element of {} is 12", _element(12.0)),
     ("where an element of {} is -12", _element(-12.0)),
     ("where {} has the other sign", CHANGES["negative"]),
-    ("where a size is less by one", _once(_other_parity)),
+    ("where a size is less by one", _other_parity),
     *_with_each_size("where a size is 1", lambda sample, size: cut(sample, size, 1), lambda n: n > 1),
     *_with_each_size(f"where a size is {_LONG}", _longer, lambda n: 1 < n < _LONG),
     *(("where {} is broadcast", _broadcast(number)) for number in range(_SIZES)),

@@ -1,4 +1,4 @@
-"""A wrong rule of `custom_jvp`, `custom_vjp` or `elementwise` is found at its call, and correct rules give no finding."""
+"""A wrong rule of `custom_jvp`, `custom_vjp` or `elementwise` is located, and correct rules give no finding."""
 
 import inspect
 
