@@ -153,7 +153,7 @@ MODULE_CONDITIONS: tuple[Condition, ...] = (
 def invented(sample: Sample, seed: int, conditions: Sequence[Condition] = CONDITIONS) -> list[tuple[str, Sample]]:
     """Return all changed inputs, with their conditions."""
     draw = random.Random(seed)
-    found = []
+    found: list[tuple[str, Sample]] = []
     for words, change in conditions:
         for number, place in enumerate(sample.places):
             changed = change(sample, place, draw)
