@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from hodiff.authoring.closures import recorded
 from hodiff.authoring.custom_function import RuleCall, Tensors
 from hodiff.authoring.custom_rule import CustomRule
-from hodiff.authoring.rule_checks import require_linear, require_same_value
+from hodiff.authoring.rule_checks import require_linear, require_same_value, require_unchanged, versions_of
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten_like, kind
 from hodiff.authoring.transposition import transpose
 from hodiff.errors import InputError
@@ -88,7 +88,7 @@ class VJPCall(RuleCall):
             _, residuals = self._pair(self.in_modes(self.owner.forward, *self.all_arguments(leaves)))
         else:
             residuals = self._residuals(leaves, kept)
-        return self._run_rule(residuals, leaves, needed, cotangents)
+        return self._run_rule(residuals, leaves, needed, cotangents, kept or ())
 
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
         """Transpose the rule as a linear function of its cotangent."""
@@ -109,7 +109,7 @@ class VJPCall(RuleCall):
         return found
 
     def _run_rule(
-        self, residuals: Any, leaves: Tensors, needed: Sequence[bool], cotangents: Tensors
+        self, residuals: Any, leaves: Tensors, needed: Sequence[bool], cotangents: Tensors, kept: Tensors = ()
     ) -> list[Tensor | None]:
         if not self.owner.symbolic_zeros:
             cotangents = [
@@ -119,7 +119,10 @@ class VJPCall(RuleCall):
                 for each, (shape, dtype) in zip(cotangents, self.like, strict=True)
             ]
         cotangent = cotangents[0] if self.output is None else self.output.fill_tangents(cotangents, True)
+        others = [*leaves, *kept]
+        before = versions_of([*cotangents, *others])
         result = self.in_modes(self.owner.backward, *self.static, residuals, cotangent)
+        require_unchanged(self.name, cotangents, others, before)
         found = self._leaves_of(result, len(leaves))
         for i, (each, leaf, need) in enumerate(zip(found, leaves, needed, strict=True)):
             if not need or each is None:
@@ -186,7 +189,8 @@ def custom_vjp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
 
     Raises:
         InputError: If the function has keyword-only parameters, has no rule when called, closes over a tensor with a
-            derivative, or if its rule returns something of another structure or shape.
+            derivative, or if its rule returns something of another structure or shape, or writes into its cotangent or
+            residuals in place.
 
     Example:
         >>> import torch

@@ -196,6 +196,7 @@ def _function(title: str, f: Callable[..., Tensor], partials: _Partials) -> type
         "slope": staticmethod(slope),
         "residuals": staticmethod(residuals),
         "saves_output": partials.reads[-1],
+        "formulas": tuple(partials.rules),
         "__doc__": f"{title}: saves what its derivatives read.",
     }
     return type(title, (ElementwiseFunction,), members)

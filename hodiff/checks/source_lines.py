@@ -47,9 +47,12 @@ def rule_location(function: Any, *names: str) -> str:
 
 def class_location(function: Any) -> str:
     """Return the line, such as "file.py:123", on which a class or function begins; empty without a source."""
-    # In custom_jvp and custom_vjp, the rule is what may be wrong.
+    # In custom_jvp, custom_vjp and elementwise, the rule is what may be wrong.
     if isinstance(function, CustomRule):
         function = getattr(function, "rule", None) or getattr(function, "backward", function)
+    formulas = getattr(getattr(function, "Function", None), "formulas", None)
+    if formulas:
+        function = next(each for each in formulas if each is not None)
     try:
         function = inspect.unwrap(function)
         filename, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)

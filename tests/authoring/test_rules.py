@@ -252,6 +252,37 @@ def test_rejects_rules_that_return_wrong_values(make, message):
         differentiate(make(), *ONE)
 
 
+SQUARES_IN_PLACE = {
+    "cotangent": vjp_of(lambda x: (x * x, x), lambda x, c: (c.mul_(2 * x),), lambda x: x * x),
+    "residuals": vjp_of(lambda x: (x * x, x), lambda x, c: (x.mul_(2).mul_(c),), lambda x: x * x),
+}
+SLOPE_IN_PLACE = vjp_of(lambda x: (x * x, 2 * x), lambda slope, c: (slope.mul_(c),), lambda x: x * x)
+ROUTES_TO_BACKWARD = {
+    "autograd": lambda f, x, c: torch.autograd.grad(f(leaf := x.clone().requires_grad_()), leaf, c),
+    "vjp": lambda f, x, c: torch.func.vjp(f, x)[1](c),
+    "vjp of vmap": lambda f, x, c: torch.func.vjp(torch.func.vmap(f), x)[1](c),
+    "jacobian": lambda f, x, _: hodiff.jacobian(f)(x),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES_TO_BACKWARD)
+@pytest.mark.parametrize("written", SQUARES_IN_PLACE)
+def test_rejects_backward_rules_that_write_in_place(written, route):
+    """Otherwise another summand of the function would read the changed cotangent, with a wrong gradient."""
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    f = SQUARES_IN_PLACE[written]
+    with pytest.raises(hodiff.InputError, match=rf"backward: expected a rule that leaves its {written} unchanged"):
+        ROUTES_TO_BACKWARD[route](lambda x: f(x) + x, x, torch.ones_like(x))
+
+
+def test_rejects_backward_rules_that_write_into_computed_residuals():
+    leaf = torch.ones(2, requires_grad=True)
+    with pytest.raises(hodiff.InputError, match=r"leaves its residuals unchanged"):
+        torch.autograd.grad(SLOPE_IN_PLACE(leaf), leaf, torch.ones(2))
+    # Transforms compute the residuals again for each pullback.
+    assert torch.equal(torch.func.vjp(SLOPE_IN_PLACE, torch.ones(2))[1](torch.ones(2))[0], torch.full((2,), 2.0))
+
+
 def test_rejects_rules_that_return_wrong_pytrees():
     f = vjp_of(lambda p: (p["a"] * 2, None), lambda _, c: ({"a": c},), lambda p: p["a"] * 2)
     x = torch.ones(2, requires_grad=True)

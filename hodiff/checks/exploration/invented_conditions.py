@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ Condition = tuple[str, Change]
 
 # One more than a common block or vector size of kernels.
 _LONG = 33
+# Largest number of sizes of an argument that are changed, one at a time.
+_SIZES = 4
 
 
 def _element(value: float) -> Change:
@@ -28,15 +30,12 @@ def _element(value: float) -> Change:
 def _other_parity(sample: Sample, place: int, draw: random.Random) -> Sample | None:
     """Shorten a size by one, in all arguments."""
     sizes = [n for n in _shape(sample, place) if n > 2]
-    return cut(sample, sizes[0], sizes[0] - 1) if sizes else None
+    return cut(sample, sizes[0], sizes[0] - 1) if sizes and place == sample.places[0] else None
 
 
-def _longer(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+def _longer(sample: Sample, old: int) -> Sample:
     """Repeat rows until a size is `_LONG`, in all arguments."""
-    sizes = [n for n in _shape(sample, place) if 1 < n < _LONG]
-    if not sizes:
-        return None
-    old, index = sizes[0], torch.arange(_LONG) % sizes[0]
+    index = torch.arange(_LONG) % old
 
     def grown(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
@@ -46,6 +45,35 @@ def _longer(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         return leaf
 
     return replace(sample, leaves=tuple(map(grown, sample.leaves)))
+
+
+def _with_each_size(
+    words: str, change: Callable[[Sample, int], Sample], fits: Callable[[int], bool]
+) -> list[Condition]:
+    """Return a condition for each size of the first floating argument: a change of that size in all arguments."""
+
+    def of(number: int) -> Change:
+        def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+            sizes = [n for n in dict.fromkeys(_shape(sample, place)) if fits(n)]
+            return change(sample, sizes[number]) if number < len(sizes) and place == sample.places[0] else None
+
+        return apply
+
+    return [(words, of(number)) for number in range(_SIZES)]
+
+
+def _broadcast(number: int) -> Change:
+    """Return a change that narrows one dimension of one argument to size 1."""
+
+    def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+        x = sample.leaves[place]
+        dims = [dim for dim, n in enumerate(_shape(sample, place)) if n > 1]
+        if number >= len(dims):
+            return None
+        leaves = [x.narrow(dims[number], 0, 1).clone() if i == place else leaf for i, leaf in enumerate(sample.leaves)]
+        return replace(sample, leaves=tuple(leaves))
+
+    return apply
 
 
 def _without_dimensions(sample: Sample, place: int, draw: random.Random) -> Sample | None:
@@ -68,11 +96,6 @@ def _in(dtype: torch.dtype) -> Change:
     return apply
 
 
-def _once(change: Change) -> Change:
-    """Return a change of all arguments that applies only once, for the first floating argument."""
-    return lambda sample, place, draw: change(sample, place, draw) if place == sample.places[0] else None
-
-
 def _shape(sample: Sample, place: int) -> tuple[int, ...]:
     leaf = sample.leaves[place]
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
@@ -86,10 +109,10 @@ CONDITIONS: tuple[Condition, ...] = (
     ("where an element of {} is 12", _element(12.0)),
     ("where an element of {} is -12", _element(-12.0)),
     ("where {} has the other sign", CHANGES["negative"]),
-    ("where a size is less by one", _once(_other_parity)),
-    ("where a size is 1", _once(CHANGES["size 1 everywhere"])),
-    (f"where a size is {_LONG}", _once(_longer)),
-    ("where {} is broadcast", CHANGES["size 1"]),
+    ("where a size is less by one", _other_parity),
+    *_with_each_size("where a size is 1", lambda sample, size: cut(sample, size, 1), lambda n: n > 1),
+    *_with_each_size(f"where a size is {_LONG}", _longer, lambda n: 1 < n < _LONG),
+    *(("where {} is broadcast", _broadcast(number)) for number in range(_SIZES)),
     ("where inputs have no dimensions", _without_dimensions),
     ("where {} is transposed in memory", CHANGES["transposed"]),
     ("where {} is every second number in memory", CHANGES["sliced"]),
@@ -130,11 +153,12 @@ MODULE_CONDITIONS: tuple[Condition, ...] = (
 def invented(sample: Sample, seed: int, conditions: Sequence[Condition] = CONDITIONS) -> list[tuple[str, Sample]]:
     """Return all changed inputs, with their conditions."""
     draw = random.Random(seed)
-    found = []
+    found: list[tuple[str, Sample]] = []
     for words, change in conditions:
         for number, place in enumerate(sample.places):
             changed = change(sample, place, draw)
-            if changed is not None and not _same(changed, sample):
+            # Shortening a size in all arguments may equal broadcasting one of them.
+            if changed is not None and not any(_same(changed, each) for each in (sample, *(s for _, s in found))):
                 found.append((words.format(f"input {number}"), changed))
     return found
 

@@ -150,8 +150,8 @@ DEFECTS = (
     ),
     Defect(
         "HD117",
-        "wrong rule of custom_jvp or custom_vjp",
-        "the rule does not compute the derivative of its function: a sign, a factor or a term is wrong.",
+        "wrong rule of custom_jvp, custom_vjp or elementwise",
+        "the rule does not compute the derivative or the value of its function: a sign, a factor or a term is wrong.",
         "Derive the formula again: a rule of the sine returns `f(x), torch.cos(x) * x_dot`.",
     ),
     Defect(

@@ -30,6 +30,7 @@ from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
 from hodiff.checks.findings.make_finding import sorted_findings
 from hodiff.checks.findings.torch_functions import torch_alone
 from hodiff.checks.oracles.finite_differences import FARTHER
+from hodiff.checks.pipelines.custom_rules import wrong_rules
 from hodiff.checks.pipelines.function_report import calls_within, function_report, unrepeatable_report
 from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.probes.function_calls import cloned
@@ -120,7 +121,9 @@ def _report(
             entries += _entries(own, problem, levels, options, generator, in_double=not (trouble or lost))
         entries += _transformed(problem, levels, options, generator)
     calls = calls_within(problem, f)
-    causes = probe(f, args, problem.function, problem.leaves, calls, replace(options, approximate=surrogate))
+    rules = wrong_rules(problem, options)
+    settings = replace(options, approximate=surrogate)
+    causes = probe(f, args, problem.function, problem.leaves, calls, settings, None, rules)
     if not surrogate:
         digits = lost_digits(problem, levels, entries, {cause.code for cause in causes})
         causes = [*(digits or out_of_range(problem, levels, entries)), *causes]
@@ -200,6 +203,6 @@ def _by_reference(
     if options.vmap:
         entries += vmap_checks(own, options.order, size, generator)
     calls = with_truth(calls_within(own, f), f, reference)
-    causes = probe(f, args, own.function, own.leaves, calls, options, truth.function)
+    causes = probe(f, args, own.function, own.leaves, calls, options, truth.function, wrong_rules(own, options))
     causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]
     return function_report(f, own, entries, causes, calls, levels, noise_note(own, truth), options)

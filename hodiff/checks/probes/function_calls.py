@@ -201,10 +201,18 @@ def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: An
             if cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own and rule_in(cls) is None:
                 continue
             found.append(cls)
+    return recorded_calls(found, function, leaves)
+
+
+def recorded_calls(
+    functions: list[type[Function]], function: LeavesFunction, leaves: tuple[Tensor, ...]
+) -> list[FunctionCall]:
+    """Return the first call of each Function within a function."""
+    tracked = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     calls: dict[type[Function], FunctionCall] = {}
-    with _recorded(found, calls), torch.enable_grad():
+    with _recorded(functions, calls), torch.enable_grad():
         function(*(leaf.clone() for leaf in tracked))
-    return [calls[cls] for cls in found if cls in calls]
+    return [calls[cls] for cls in functions if cls in calls]
 
 
 @contextmanager

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from hodiff.authoring.custom_rule import CustomRule
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.probes.cause import UNRELIABLE, Cause, by_forward, of_derivatives
+from hodiff.checks.probes.cause import UNRELIABLE, Cause, by_forward
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
 from hodiff.checks.probes.first_order import first_order, first_order_beside
@@ -36,9 +34,6 @@ from hodiff.checks.probes.saved_tensors import wasted_memory
 from hodiff.checks.probes.side_effects import in_place_writes, tensors_on_context, uninitialised_memory
 from hodiff.checks.source_lines import class_location
 from hodiff.corrections import corrected
-from hodiff.errors import RouteError
-from hodiff.graphs import nodes_of
-from hodiff.recompute.cut_graphs import UnrecordedGradientError
 
 
 def operators_without_forward_mode(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
@@ -46,47 +41,6 @@ def operators_without_forward_mode(call: FunctionCall, generator: torch.Generato
     del generator
     evidence = (f"{call.name} is an operator of torch.library, with the rule of its register_autograd alone",)
     return [Cause("HD412", evidence, by_forward, needs_symptom=True)] if call.of_operator else []
-
-
-def custom_rules(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
-    """Check the rules of `custom_jvp` and `custom_vjp` functions by torch's gradcheck and gradgradcheck."""
-    tracked = [leaf.clone().requires_grad_() for leaf in leaves]
-    found: dict[CustomRule, Cause] = {}
-    with torch.enable_grad():
-        for node in nodes_of(*(y for y in function(*tracked) if y.requires_grad)):
-            owner = getattr(getattr(node, "call", None), "owner", None)
-            if isinstance(owner, CustomRule) and owner not in found and attempt(_is_right, owner, node) is False:
-                evidence = (f"the rule of {owner.__name__} fails torch's gradcheck or gradgradcheck by itself",)
-                found[owner] = Cause("HD117", evidence, of_derivatives, class_location(owner), needs_symptom=True)
-    return list(found.values())
-
-
-def _is_right(owner: CustomRule, node: Any) -> bool:
-    call = node.call
-    saved = node.saved_tensors[: len(node.needs_input_grad) - 1]
-    places = [i for i, each in enumerate(saved) if each.is_floating_point()]
-
-    def alone(*moving: Tensor) -> tuple[Tensor, ...]:
-        filled = [each.detach() for each in saved]
-        for place, each in zip(places, moving, strict=True):
-            filled[place] = each
-        return tuple(_floating(owner(*call.all_arguments(filled))))
-
-    moving = tuple(saved[i].detach().double().requires_grad_() for i in places)
-    try:
-        once = torch.autograd.gradcheck(alone, moving, raise_exception=False)
-        return once and torch.autograd.gradgradcheck(alone, moving, raise_exception=False)
-    except RouteError as error:
-        if isinstance(error.__cause__, UnrecordedGradientError):
-            return False
-        raise
-
-
-def _floating(output: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of an output."""
-    for each in tree_leaves(output):
-        if isinstance(each, Tensor) and each.is_floating_point():
-            yield each
 
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
@@ -135,6 +89,7 @@ def probe(
     calls: list[FunctionCall],
     options: CheckOptions,
     truth: LeavesFunction | None = None,
+    rules: Sequence[Cause] = (),
 ) -> list[Cause]:
     """Run all applicable probes on a function and the calls within it; a probe that raises finds nothing."""
     with warnings.catch_warnings():
@@ -143,8 +98,10 @@ def probe(
         causes = [cause for call in calls for cause in _of_call(call, options.seed)]
         if not options.brief:
             causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=options.vmap)
-        if not calls:
-            causes += _causes_of(custom_rules, function, leaves) or _causes_of(left_graph, function, leaves)
+        # A wrong custom rule explains what calls that leave the graph would explain, too.
+        if not calls and not rules:
+            causes += _causes_of(left_graph, function, leaves)
+        causes = [*rules, *causes]
     return [cause for cause in causes if not (options.approximate and cause.code in _OF_FORMULAS)]
 
 

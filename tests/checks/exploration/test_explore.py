@@ -38,7 +38,7 @@ def test_text_html_and_json_contain_the_condition(report):
 
 
 def test_note_counts_the_explored_inputs(report):
-    assert any("explored 16 inputs around the given one" in note for note in report.notes)
+    assert any("explored 15 inputs around the given one" in note for note in report.notes)
 
 
 def test_without_explore_no_other_input_is_tried():
@@ -91,7 +91,8 @@ def test_every_condition_has_a_changed_input_that_meets_it():
     """Two inputs shaped as batches of images allow every condition."""
     x = torch.arange(1.0, 37.0, dtype=torch.float64).reshape(1, 3, 3, 4)
     leaves, structure = torch.utils._pytree.tree_flatten((x, x + 100))
-    found = dict(invented(Sample(torch.add, tuple(leaves), structure, (0, 1)), 0))
+    changed = invented(Sample(torch.add, tuple(leaves), structure, (0, 1)), 0)
+    found = dict(reversed(changed))
     words = {words.format(f"input {i}") for words, _ in CONDITIONS for i in range(2)}
     assert set(found) == words
     at_zero = found["where an element of input 1 is 0"]
@@ -103,6 +104,28 @@ def test_every_condition_has_a_changed_input_that_meets_it():
     assert found["in bfloat16"].leaves[0].dtype == torch.bfloat16
     expanded = found["where input 0 is expanded"]
     assert 0 in expanded.layouts[0].arrange(expanded.leaves[0]).stride()
+
+
+def test_each_size_is_1_and_33_and_no_input_is_tried_twice():
+    changed = invented(Sample(torch.sin, (torch.arange(6.0).reshape(3, 2),), None, (0,)), 0)
+    shapes = [tuple(each.leaves[0].shape) for words, each in changed if "size" in words or "broadcast" in words]
+    assert shapes == [(2, 2), (1, 2), (3, 1), (33, 2), (3, 33)]
+    square = invented(Sample(torch.det, (torch.arange(9.0).reshape(3, 3),), None, (0,)), 0)
+    shapes = [tuple(each.leaves[0].shape) for words, each in square if "size" in words or "broadcast" in words]
+    assert shapes == [(2, 2), (1, 1), (33, 33), (1, 3), (3, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "size"), [(0, 1), (1, 1), (0, 33), (1, 33)])
+def test_backward_wrong_for_one_size_is_found(dim, size):
+    class WrongForSize(Cube):
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return (2 if x.dim() and x.shape[dim] == size else 3) * x**2 * g
+
+    report = check(WrongForSize, torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2), explore=True, **BRIEF)
+    assert [(each.code, each.condition) for each in report.errors] == [("HD101", f"where a size is {size}")]
 
 
 def test_seed_determines_the_explored_inputs():
