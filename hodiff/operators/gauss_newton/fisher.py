@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_generator, require_int
+from hodiff.common.randomness import drawn_seed
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.products_by_route import gradient, guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
@@ -127,7 +128,7 @@ class FisherOperator(GaussNewtonOperator):
         self.likelihood = likelihood or likelihood_of("FisherOperator", loss)
         # Re-linearized batches must draw the same targets, so all passes share one seed.
         generator = generator or torch.Generator().manual_seed(0)
-        self._seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        self._seed = drawn_seed(generator, 2**31)
         super().__init__(
             model,
             loss,
