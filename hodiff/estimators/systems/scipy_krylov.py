@@ -152,8 +152,8 @@ def _host_preconditioner(system: DampedSystem, *, positive: bool = False) -> Sci
         image = scaled.matvec(vector)
         if np.isfinite(vector).all() and not np.isfinite(image).all():
             raise InputError(
-                f"{system.view.caller}: preconditioner: expected finite products, got inf or nan; check its numbers, or "
-                "omit it."
+                f"{system.view.caller}: preconditioner: expected finite products, got inf or nan; check its numbers, "
+                "or omit it."
             )
         size = float(norm(vector) * norm(image))
         if vector.any() and not image.any():
