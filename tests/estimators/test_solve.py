@@ -115,7 +115,8 @@ def test_right_hand_side_of_zeros_has_the_solution_zero_from_any_start(method):
 
 
 def test_least_squares_of_a_right_hand_side_orthogonal_to_the_range_are_zero_from_any_start():
-    A, b = torch.eye(5, 3, dtype=torch.float64), torch.tensor([0.0, 0, 0, 1, 2], dtype=torch.float64)
+    A = torch.eye(5, 3, dtype=torch.float64) / torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64)
+    b = torch.tensor([0.0, 0, 0, 1, 2], dtype=torch.float64)
     assert (solve(A, b, method="lsmr", x0=torch.ones(3, dtype=torch.float64)).value == 0).all()
 
 

@@ -69,6 +69,8 @@ def test_layers_of_one_module_are_recorded_for_one_thread_at_a_time(name):
     layers = torch.block_diag(gauss_newton[:16, :16], gauss_newton[16:, 16:])
     problem = module, mse_loss, point, INPUTS[:1], TARGETS[:1]
     shared = FACTORED[name](*problem)
+    first, *others = in_threads(lambda _: shared.blocks, range(4), 4)
+    assert all(each is first for each in others)
     matrices = {
         "new": (lambda: FACTORED[name](*problem), layers),
         "shared": (lambda: shared, layers),
