@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -101,7 +101,14 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the attributes of modules, and the contents of their dicts, lists and sets, after the context.
 
     A tensor that one evaluation stores would be a constant to the next; a transform's tensor is invalid after it.
+    One thread at a time, as the attributes include hooks, with which another thread may be recording layers.
     """
+    modules = list(modules)
+    with one_thread_at_a_time() if modules else nullcontext():
+        yield from _attributes_put_back(modules)
+
+
+def _attributes_put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
     kept = [(module, attributes_of(module)) for module in modules]
     # Most collections are tables of hooks, and empty.
     values = (each for _, before in kept for each in before.values())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 
 # Functions that read and set a generator's state, and the saved state.
 _Kept = tuple[Callable[[], Any], Callable[[Any], object], Any]
@@ -105,9 +107,10 @@ def seed_everywhere(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def drawn_seed(generator: torch.Generator) -> int:
-    """Draw a seed from a generator."""
-    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+def drawn_seed(generator: torch.Generator, limit: int = 2**62) -> int:
+    """Draw a seed below a limit from a generator, also inside `torch.func.vmap`, which would refuse or batch it."""
+    with outside_transforms() if in_transform() else nullcontext():
+        return int(torch.randint(limit, (), generator=generator, device=generator.device))
 
 
 def accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:

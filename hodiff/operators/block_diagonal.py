@@ -108,7 +108,8 @@ class BlockDiagonalOperator(FactoredOperator):
 
     def _block(self, names: Sequence[str]) -> Tensor:
         try:
-            return self.operator.block(names).to_dense()
+            # A block has the dtype and device of its own parameters.
+            return self.operator.block(names).to_dense().to(self.device, self.dtype)
         except InputError:
             # The function does not depend on these parameters alone. Products with the whole operator take longer.
             starts = dict(zip(self.domain.labels, accumulate((0, *self.domain.sizes)), strict=False))

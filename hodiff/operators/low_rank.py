@@ -15,6 +15,9 @@ from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
 from hodiff.estimators.results import precise
 from hodiff.estimators.systems.preconditioners import nystrom_eigenpairs
+from hodiff.operators.data.watched_point import Point
+from hodiff.operators.kfac.factored import AtPoint
+from hodiff.operators.linear.constant_points import point_leaves
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.spaces import Space
@@ -31,7 +34,7 @@ class _Scaled(NamedTuple):
     eigenvalues: Tensor
 
 
-class LowRankPlusDiagonalOperator(LinearOperator):
+class LowRankPlusDiagonalOperator(AtPoint, LinearOperator):
     r"""A diagonal matrix plus a symmetric matrix of low rank.
 
     $$ A = \operatorname{diag}(d) + U C U^\top $$
@@ -72,6 +75,8 @@ class LowRankPlusDiagonalOperator(LinearOperator):
 
     def __init__(self, diagonal: Any, factors: Tensor, core: Tensor):
         super().__init__(Space.of(diagonal), symmetric=True)
+        # Given numbers are the same everywhere.
+        self.point = Point(())
         self.entries = self.domain.flatten(diagonal, "LowRankPlusDiagonalOperator", "diagonal")
         self.factors = _matrix("factors", factors, (self.domain.size, None), self.entries)
         r = self.factors.shape[1]
@@ -82,6 +87,7 @@ class LowRankPlusDiagonalOperator(LinearOperator):
 
     def multiply(self, block: Tensor) -> Tensor:
         """Multiply by the diagonal and by the factors."""
+        self._require_unchanged()
         return self.entries[:, None] * block + self.factors @ (self.core @ (self.factors.mT @ block))
 
     def damped(self, damping: Any) -> Any:
@@ -159,12 +165,23 @@ class LowRankPlusDiagonalOperator(LinearOperator):
         """
         return DiagonalEstimate(self._diagonal.detach(), torch.zeros_like(self._diagonal), 0, CLOSED_FORM)
 
-    @cached_property
+    def _require_unchanged(self) -> None:
+        # Compiled code watches no tensors.
+        if not torch.compiler.is_compiling():
+            super()._require_unchanged()
+
+    @property
     def _diagonal(self) -> Tensor:
+        self._require_unchanged()
+        return self._summed_diagonal
+
+    @cached_property
+    def _summed_diagonal(self) -> Tensor:
         return self.entries + ((self.factors @ self.core) * self.factors).sum(1)
 
     def _scaled(self, caller: str, damping: float) -> _Scaled:
         """Factorize the operator with damping in float64; raise if it is not positive definite."""
+        self._require_unchanged()
         where = f"LowRankPlusDiagonalOperator.{caller}"
         require_amount(where, "damping", damping)
         d, U, C = (precise(each) for each in (self.entries, self.factors, self.core))
@@ -186,12 +203,14 @@ class LowRankPlusDiagonalOperator(LinearOperator):
         return _Scaled(d, Q, M, mu)
 
     def _with(self, entries: Tensor, factors: Tensor, core: Tensor) -> LowRankPlusDiagonalOperator:
-        return LowRankPlusDiagonalOperator(self.domain.unflatten(entries), factors, core)
+        return _at(self.point, LowRankPlusDiagonalOperator(self.domain.unflatten(entries), factors, core))
 
     def converted(self, conversion: Conversion) -> LowRankPlusDiagonalOperator:
         """See `LinearOperator.to`."""
+        self._require_unchanged()
         diagonal = conversion.tree(self.domain.unflatten(self.entries))
-        return LowRankPlusDiagonalOperator(diagonal, conversion(self.factors), conversion(self.core))
+        converted = LowRankPlusDiagonalOperator(diagonal, conversion(self.factors), conversion(self.core))
+        return _at(Point(list(map(conversion, self.point.leaves))), converted)
 
 
 def low_rank_approximation(
@@ -226,7 +245,7 @@ def low_rank_approximation(
 
     Returns:
         A `LowRankPlusDiagonalOperator` on the same pytree, with `inverse` and `logdet`. Entries of d that are negative
-        by rounding, or by errors of an estimated diagonal, are 0.
+        by rounding, or by errors of an estimated diagonal, are 0. It raises after the point of A was changed in place.
 
     Raises:
         InputError: If A is no such operator, or an argument does not fit.
@@ -260,7 +279,13 @@ def low_rank_approximation(
         # In float64: small entries of d are differences of larger numbers.
         kept = (precise(vectors).square() * precise(values)).sum(1)
         entries = (precise(given) - kept).clamp(min=0).to(entries)
-    return LowRankPlusDiagonalOperator(A.domain.unflatten(entries), vectors, values)
+    return _at(Point(point_leaves(A)), LowRankPlusDiagonalOperator(A.domain.unflatten(entries), vectors, values))
+
+
+def _at(point: Point, operator: LowRankPlusDiagonalOperator) -> LowRankPlusDiagonalOperator:
+    """Return an operator that raises after its point was changed in place."""
+    operator.point = point
+    return operator
 
 
 def _matrix(name: str, matrix: Any, shape: tuple[int, int | None], like: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Preconditioners: their products, against eigenvectors, and the number of iterations that they save."""
 
+import math
+
 import pytest
 import torch
 from estimators.matrices import Wrapped, linspace_spectrum, symmetric
@@ -70,9 +72,28 @@ def test_jacobi_is_positive_for_any_diagonal():
     )
 
 
-def test_rejects_preconditioner_that_is_not_positive_definite():
-    with pytest.raises(ConvergenceError, match="the preconditioner is not positive definite"):
-        solve(POSITIVE, B, preconditioner=-torch.ones(N))
+@pytest.mark.parametrize(
+    ("method", "number", "message"),
+    [
+        ("cg", -1.0, "the preconditioner is not positive definite"),
+        ("minres", -1.0, "solve: minres: .*the preconditioner is not positive definite"),
+        ("minres", 0.0, "the preconditioner is singular"),
+        ("gmres", 0.0, "the preconditioner is singular"),
+        ("minres", math.nan, "solve: preconditioner: expected finite products"),
+        ("gmres", math.inf, "solve: preconditioner: expected finite products"),
+    ],
+)
+def test_rejects_preconditioner_that_is_not_positive_definite(method, number, message):
+    kind = ConvergenceError if math.isfinite(number) else InputError
+    with pytest.raises(kind, match=message):
+        solve(POSITIVE, B, method=method, preconditioner=torch.full((N,), number))
+
+
+def test_semidefinite_preconditioner_is_named_as_a_cause():
+    diagonal = torch.ones(N)
+    diagonal[0] = 0
+    with pytest.raises(ConvergenceError, match="stagnated at the rounding of the operator, or of a singular precond"):
+        solve(torch.diag(torch.arange(1.0, N + 1)), torch.ones(N), method="minres", preconditioner=diagonal)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,22 @@ def test_warm_start_takes_fewer_iterations(method):
     assert at_once.products <= 9
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_right_hand_side_of_zeros_has_the_solution_zero_from_any_start(method):
+    b = torch.stack([torch.zeros(N, dtype=torch.float64), B[:, 0]], 1)
+    found = solve(METHODS[method], b, method=method, x0=torch.ones_like(b), max_iterations=5000)
+    assert (found.value[:, 0] == 0).all()
+    assert found.residual[0] == 0
+    exact = by_numpy(METHODS[method], B[:, 0])
+    assert (found.value[:, 1] - exact).norm() < 1e-3 * exact.norm()
+
+
+def test_least_squares_of_a_right_hand_side_orthogonal_to_the_range_are_zero_from_any_start():
+    A = torch.eye(5, 3, dtype=torch.float64) / torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64)
+    b = torch.tensor([0.0, 0, 0, 1, 2], dtype=torch.float64)
+    assert (solve(A, b, method="lsmr", x0=torch.ones(3, dtype=torch.float64)).value == 0).all()
+
+
 def test_converged_columns_are_no_longer_multiplied():
     A = Wrapped(POSITIVE)
     eigenvector = torch.linalg.eigh(POSITIVE).eigenvectors[:, -1]

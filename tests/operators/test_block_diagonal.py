@@ -69,6 +69,24 @@ def test_hessians_copies_and_conversions() -> None:
     assert BlockDiagonalOperator(A).to(dtype=torch.float32).to_dense().dtype == torch.float32
 
 
+@pytest.mark.parametrize("single", ["a", "b"])
+def test_parameters_of_two_dtypes(single: str) -> None:
+    x = {"a": torch.tensor([0.5, 2.0]).double(), "b": torch.tensor([1.0, 3.0, 0.25]).double()}
+    x[single] = x[single].float()
+
+    def f(x: dict[str, Tensor]) -> Tensor:
+        return (x["a"] ** 4).sum() + (x["b"] ** 3).sum() + (x["a"].sum() * x["b"].sum()).double()
+
+    expected = torch.cat([12 * x["a"].double() ** 2, 6 * x["b"].double()])
+    B = BlockDiagonalOperator(hodiff.HessianOperator(f, x), by="parameter")
+    close(B.to_dense(), expected.diag(), 1e-6)
+    assert B.to_dense().dtype == torch.float64
+    close(B.inverse(damping=0.5).to_dense(), (1 / (expected + 0.5)).diag(), 1e-6)
+    product = B @ x
+    assert {name: each.dtype for name, each in product.items()} == {name: each.dtype for name, each in x.items()}
+    close(product["b"].double(), 6 * x["b"].double() ** 2, 1e-6)
+
+
 def test_refusals() -> None:
     with pytest.raises(hodiff.InputError, match=r"memory_budget: expected at least .* 3.weight, 3.bias has 18 columns"):
         BlockDiagonalOperator(A, memory_budget=100)

@@ -47,11 +47,14 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "block": lambda A: A.block("0.weight"),
     "dense inverse": lambda A: A.inverse("dense", damping=1.0),
     "inverse of an inverse": lambda A: A.inverse("dense", damping=1.0).inverse("dense", damping=1.0),
+    "low rank": lambda A: hodiff.operators.low_rank_approximation(A, 3),
+    "inverse of low rank": lambda A: hodiff.operators.low_rank_approximation(A, 3).inverse(damping=1.0),
     "inverse": lambda A: A.inverse(damping=1.0),
     "inverse factors": lambda A: A.inverse("heuristic", damping=1.0),
     "eigenvectors": lambda A: A.eigh().eigenvectors,
 }
 SQUARE_ONLY = {"damped", "block", "dense inverse", "inverse of an inverse"}
+POSITIVE_ONLY = {"low rank", "inverse of low rank"}
 FACTORED_ONLY = {"inverse", "inverse factors", "eigenvectors"}
 
 
@@ -61,6 +64,7 @@ def pairs() -> list[tuple[str, str]]:
         for kind in OPERATORS
         for form in DERIVED
         if not (kind == "Jacobian" and form in SQUARE_ONLY)
+        and (form not in POSITIVE_ONLY or kind in {"Gauss-Newton", "KFAC"})
         and (form not in FACTORED_ONLY or kind == "KFAC" or (kind == "EKFAC" and form != "inverse factors"))
     ]
 

@@ -115,3 +115,37 @@ def test_constant_operators_work_inside_transforms() -> None:
     torch.testing.assert_close(torch.func.grad(f)(X), 2 * diagonal**2 * X + 1 / V)
     torch.testing.assert_close(torch.func.hessian(f)(X), torch.diag(2 * diagonal**2))
     torch.testing.assert_close(torch.func.vmap(f)(torch.stack([X, V])), torch.stack([f(X), f(V)]))
+
+
+MADE_INSIDE: dict[str, Callable[[], LinearOperator]] = {
+    "Jacobian": lambda: hodiff.JacobianOperator(lambda y: y**3, X),
+    "Gram": lambda: hodiff.GramOperator(lambda y, z: y**3 * z, X, torch.ones_like(X)),
+    "Fisher": lambda: hodiff.FisherOperator(
+        lambda y, z: y**3 * z, torch.nn.functional.mse_loss, X, torch.ones_like(X), V
+    ),
+    "one draw": lambda: hodiff.GaussNewtonOperator(
+        lambda y, z: y**3 * z, torch.nn.functional.mse_loss, X, torch.ones_like(X), V, randomness="fixed"
+    ),
+}
+SLOPES = 3 * X**2
+DIAGONALS = {
+    "Jacobian": SLOPES,
+    "Gram": SLOPES**2,
+    "Fisher": 2 * SLOPES**2 / len(X),
+    "one draw": 2 * SLOPES**2 / len(X),
+}
+
+
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_operators_are_made_inside_transforms_of_the_vector(name: str) -> None:
+    def f(v: Tensor) -> Tensor:
+        return MADE_INSIDE[name]() @ v
+
+    diagonal = DIAGONALS[name]
+    torch.testing.assert_close(torch.func.vmap(f)(torch.stack([X, V])), diagonal * torch.stack([X, V]))
+    torch.testing.assert_close(torch.func.jvp(f, (X,), (V,)), (diagonal * X, diagonal * V))
+    torch.testing.assert_close(torch.func.grad(lambda v: f(v).square().sum())(V), 2 * diagonal**2 * V)
+    torch.testing.assert_close(
+        torch.func.vmap(torch.func.grad(lambda v: f(v).square().sum()))(torch.stack([X, V])),
+        2 * diagonal**2 * torch.stack([X, V]),
+    )

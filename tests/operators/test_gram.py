@@ -48,8 +48,20 @@ def images():
     return model, torch.randn(4, 1, 3, 3, dtype=D)
 
 
+class Scaled(nn.Module):
+    """A model with a parameter that is a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 2), nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        return self.layer(x).tanh() * self.scale
+
+
 CASES = {
     "linear": linear,
+    "scalar parameter": lambda: (Scaled(), torch.randn(5, 3, dtype=D)),
     "images": images,
     "attention": lambda: (Attention(), torch.randn(3, 5, 4, dtype=D)),
     "dependent examples": lambda: (Centred(), torch.randn(4, 3, dtype=D)),

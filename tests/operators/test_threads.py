@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from threads import in_threads
 from torch import nn
@@ -47,6 +48,38 @@ def test_operators_of_one_module_at_several_points_match():
     )
     for value, each in zip(found, expected * 10, strict=True):
         torch.testing.assert_close(value, each)
+
+
+FACTORED = {
+    "K-FAC": hodiff.KFACOperator,
+    "K-FAC without checks": lambda *args: hodiff.KFACOperator(*args, check=False),
+    "EK-FAC": hodiff.EKFACOperator,
+    "KFOC": hodiff.operators.KFOCOperator,
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_layers_of_one_module_are_recorded_for_one_thread_at_a_time(name):
+    """Each block of one example is exact; operators that restore the module's attributes keep the hooks in use."""
+    module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.Tanh(), Pause(), nn.Linear(4, 2, dtype=D))
+    point = {key: p.detach() for key, p in module.named_parameters()}
+    blocks = torch.func.jacrev(lambda p: torch.func.functional_call(module, p, (INPUTS[:1],)).reshape(-1))(point)
+    jacobian = torch.cat([blocks[key].reshape(2, -1) for key in point], 1)
+    gauss_newton = jacobian.mT @ jacobian
+    layers = torch.block_diag(gauss_newton[:16, :16], gauss_newton[16:, 16:])
+    problem = module, mse_loss, point, INPUTS[:1], TARGETS[:1]
+    shared = FACTORED[name](*problem)
+    first, *others = in_threads(lambda _: shared.blocks, range(4), 4)
+    assert all(each is first for each in others)
+    matrices = {
+        "new": (lambda: FACTORED[name](*problem), layers),
+        "shared": (lambda: shared, layers),
+        "another kind": (lambda: hodiff.GaussNewtonOperator(*problem), gauss_newton),
+    }
+    jobs = ["shared"] * 4 + ["new", "another kind"] * 6
+    for value, job in zip(in_threads(lambda job: matrices[job][0]().to_dense(), jobs, len(jobs)), jobs, strict=True):
+        torch.testing.assert_close(value, matrices[job][1])
+    assert not any(each._forward_hooks for each in module.modules())
 
 
 def test_module_buffers_are_unchanged():

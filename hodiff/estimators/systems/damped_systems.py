@@ -128,7 +128,10 @@ def refine(
                     f"reached max_iterations={system.max_iterations}; raise it, tol or damping, or precondition"
                 )
             elif after[index] > before / 2:
-                reasons[column] = "stagnated at the rounding of the operator; raise tol or damping, or use float64"
+                cause = "" if system.precondition is None else ", or of a singular preconditioner"
+                reasons[column] = (
+                    f"stagnated at the rounding of the operator{cause}; raise tol or damping, or use float64"
+                )
             else:
                 remaining.append(column)
         system.report(sizes)

@@ -25,6 +25,10 @@ class _Reached(Exception):  # noqa: N818 - it is no error
     """Exception that returns a solution from SciPy's callback."""
 
 
+class _Unusable(Exception):  # noqa: N818 - it ends one column
+    """Exception that ends SciPy's algorithm with the reason why it cannot use the preconditioner."""
+
+
 # Solves a column: operator, residual, factor of its reduction, remaining iterations, and system.
 ColumnSolve = Callable[[ScipyOperator, np.ndarray, float, int, DampedSystem], np.ndarray]
 
@@ -41,7 +45,7 @@ def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system
             raise _Reached(x.copy())
 
     try:
-        return minres(A, r, rtol=1e-15, maxiter=left, M=_host_preconditioner(system), callback=look)[0]
+        return minres(A, r, rtol=1e-15, maxiter=left, M=_host_preconditioner(system, positive=True), callback=look)[0]
     except _Reached as reached:
         return reached.args[0]
 
@@ -61,16 +65,21 @@ def _by_columns(solve: ColumnSolve) -> Callable[[DampedSystem, Tensor, Tensor], 
     def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
         sizes = norms_of(residual) if solve is not _lsmr else normal_residual(system, residual)
         solutions = []
+        reasons: list[str | None] = []
         for column, size, target in zip(residual.unbind(1), sizes.tolist(), targets.tolist(), strict=True):
             counted = _Counted(system)
             A = host_operator(system.view, counted.apply, torch.float64, counted.apply_transposed)
             right = numbers_in(column.to("cpu", torch.float64))
             # SciPy's tests compare the operator with 1 and with the right-hand side.
             operator, unit = _Scale(A), _power_of_two(float(norm(right)))
-            x = solve(operator.scaled, right / unit, target / size, system.left, system)
+            try:
+                x, reason = solve(operator.scaled, right / unit, target / size, system.left, system), None
+            except _Unusable as unusable:
+                x, reason = np.zeros(system.view.n), str(unusable)
             solutions.append(x / operator.unit * unit)
+            reasons.append(reason)
         step = torch.from_numpy(np.stack(solutions, 1)).to(residual.device, residual.dtype)
-        return Increment(step, [None] * len(solutions))
+        return Increment(step, reasons)
 
     return increment
 
@@ -133,10 +142,27 @@ def normal_residual(system: DampedSystem, residual: Tensor) -> Tensor:
     return norms_of(transposed(system, residual))
 
 
-def _host_preconditioner(system: DampedSystem) -> ScipyOperator | None:
+def _host_preconditioner(system: DampedSystem, *, positive: bool = False) -> ScipyOperator | None:
+    """Return the preconditioner; its products raise if it is singular or, where asked, not positive definite."""
     if system.precondition is None:
         return None
-    return _Scale(host_operator(system.view, system.precondition, torch.float64)).scaled
+    scaled = _Scale(host_operator(system.view, system.precondition, torch.float64)).scaled
+
+    def apply(vector: np.ndarray) -> np.ndarray:
+        image = scaled.matvec(vector)
+        if np.isfinite(vector).all() and not np.isfinite(image).all():
+            raise InputError(
+                f"{system.view.caller}: preconditioner: expected finite products, got inf or nan; check its numbers, "
+                "or omit it."
+            )
+        size = float(norm(vector) * norm(image))
+        if vector.any() and not image.any():
+            raise _Unusable("the preconditioner is singular; make it positive definite")
+        if positive and size > np.finfo(np.float64).tiny and float(vector.ravel() @ image.ravel()) <= 0:
+            raise _Unusable("the preconditioner is not positive definite; make it so")
+        return image
+
+    return ScipyOperator(scaled.shape, apply, dtype=scaled.dtype)
 
 
 SOLVERS: dict[str, Solver] = {"minres": _by_columns(_minres), "gmres": _by_columns(_gmres), "lsmr": _by_columns(_lsmr)}

@@ -177,7 +177,11 @@ def solve(
         given = {"b": right} if start is None else {"b": right, "x0": start}
         stages = Stages(view, checkpoint, call, given)
         system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size, stages)
-        targets = (tol * measure(system, right)).clamp(min=atol)
+        sizes = measure(system, right)
+        targets = (tol * sizes).clamp(min=atol)
+        if start is not None:
+            # A tolerance relative to zero is out of reach of other starts.
+            start = torch.where(sizes == 0, 0, start)
         outcome = refine(system, right, start, targets, METHODS[method], measure)
         if any(outcome.reasons) and view.finds_coarser() and default:
             tol = view.default_tolerance(1e-6)

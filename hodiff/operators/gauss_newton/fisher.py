@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_generator, require_int
+from hodiff.common.randomness import drawn_seed
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.products_by_route import gradient, guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
@@ -127,7 +128,7 @@ class FisherOperator(GaussNewtonOperator):
         self.likelihood = likelihood or likelihood_of("FisherOperator", loss)
         # Re-linearized batches must draw the same targets, so all passes share one seed.
         generator = generator or torch.Generator().manual_seed(0)
-        self._seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        self._seed = drawn_seed(generator, 2**31)
         super().__init__(
             model,
             loss,
@@ -197,11 +198,12 @@ class EmpiricalFisherOperator(ModelDiagonal):
 
     M counts the factors of the likelihood over which the loss takes its mean, for the same scale as
     `FisherOperator`: classes or tokens, or numbers of the outputs for `mse_loss` and `binary_cross_entropy`. Targets
-    that `cross_entropy` or `nll_loss` ignores, or weights by 0, are not factors. M is known for the functions and
-    modules of torch and for `functools.partial` with keywords. For any other loss M is the number of examples N, so
-    pass reduction="sum" for a loss that masks examples. With class weights $w$, `cross_entropy` divides by their sum,
-    so that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data`, M and these sums include all batches, so
-    that the matrix does not depend on how the examples are cut into batches.
+    that `cross_entropy` or `nll_loss` ignores, or weights by 0, are not factors. M is known for the losses that
+    `FisherOperator` names, as functions, modules or `functools.partial` with keywords. For any other loss, such as
+    `huber_loss` or `smooth_l1_loss`, M is the number of examples N, so pass reduction="sum" for a loss that masks
+    examples. With class weights $w$, `cross_entropy` divides by their sum, so that
+    $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data`, M and these sums include all batches, so that the
+    matrix does not depend on how the examples are cut into batches.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.

@@ -177,7 +177,7 @@ class GramOperator(LinearOperator):
         """Compute gradients of some outputs of all examples, (outputs * N, numbers) for each parameter."""
         assert self._examples is not None
         rows = [self._examples.gradients(each) for i, each in enumerate(self._units()) if i in some]
-        return [torch.cat([each.flatten(1) for each in column]) for column in zip(*rows, strict=True)]
+        return [torch.cat([each[:, None].flatten(1) for each in column]) for column in zip(*rows, strict=True)]
 
     def _units(self) -> Iterator[Tensor]:
         """Yield cotangents that are 1 at one output of every example."""

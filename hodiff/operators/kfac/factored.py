@@ -49,7 +49,7 @@ class Eigendecomposition:
         return self.eigenvalues
 
 
-class _AtPoint(Portable):
+class AtPoint(Portable):
     """An operator made of numbers that were computed at a point; it raises after the point was changed in place."""
 
     point: Point
@@ -64,7 +64,7 @@ class _AtPoint(Portable):
         """Keep the numbers, which are no recorded graphs."""
 
 
-class FactoredOperator(_AtPoint, LinearOperator):
+class FactoredOperator(AtPoint, LinearOperator):
     """A symmetric operator with a block for each layer, with inverse, spectrum and norms in closed form."""
 
     made_of_constants = True
@@ -305,7 +305,7 @@ class ShiftedFactored(FactoredOperator):
         return ShiftedFactored(self._operator.converted(conversion), self._factor, self._shift)
 
 
-class Eigenvectors(_AtPoint, LinearOperator):
+class Eigenvectors(AtPoint, LinearOperator):
     """The orthogonal matrix of eigenvectors, in the order of their eigenvalues."""
 
     made_of_constants = True

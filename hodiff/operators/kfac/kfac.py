@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.common.options import require_callable
+from hodiff.common.randomness import drawn_seed
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
@@ -270,6 +271,6 @@ def _loss_of(loss: Callable[..., Tensor], options: KroneckerOptions) -> Loss:
         likelihood = likelihood_of(caller, loss)
     # All passes must draw the same targets, so they share one seed.
     generator = options.generator or torch.Generator().manual_seed(0)
-    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    seed = drawn_seed(generator, 2**31)
     mean = options.reduction == "mean"
     return Loss(caller, loss, mean, options.correct, fisher, options.samples or 1, likelihood, seed)

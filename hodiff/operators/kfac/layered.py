@@ -33,6 +33,7 @@ from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, converted_data, require_no_group
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.model_loss import module_call, pair
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 A = TypeVar("A", bound="LayeredOperator")
 
@@ -63,9 +64,11 @@ class LayeredOperator(FactoredOperator):
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, computed on first use."""
         self._require_unchanged()
-        if self._blocks is None:
-            self._blocks = self._compute()
-        return self._blocks
+        # Hooks of the model record its layers for one thread at a time.
+        with one_thread_at_a_time():
+            if self._blocks is None:
+                self._blocks = self._compute()
+            return self._blocks
 
     def _require_portable(self) -> None:
         self.domain.require_whole("copy", "a new operator")

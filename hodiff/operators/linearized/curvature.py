@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
 from hodiff.common.options import name_of, require_callable
-from hodiff.common.randomness import RandomState, seeded
+from hodiff.common.randomness import RandomState, drawn_seed, seeded
 from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
@@ -92,7 +92,7 @@ class CurvatureOperator(Portable, SumsOverBatches):
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
         self._checks = self._must_check = options.check_deterministic
-        self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if options.randomness == "fixed" else None
+        self._draw_seed = drawn_seed(torch.default_generator) if options.randomness == "fixed" else None
         if self._draw_seed is not None and options.compile:
             raise InputError(
                 f"{caller}: randomness: expected 'error' with compile=True, because compiled code draws different "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.reachable import modules_in
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 
 
 class JacobianOperator(Portable, LinearOperator):
@@ -96,7 +98,9 @@ class JacobianOperator(Portable, LinearOperator):
     def _restore(self) -> None:
         modules = modules_in(self.f)
         function = bind("JacobianOperator", self.f, (self.x, *self.args), name="x", correct=self.correct)
-        with torch.no_grad(), untouched(modules), refused("JacobianOperator"):
+        # The point is a constant, and its graph is none of a surrounding transform.
+        apart = outside_transforms() if in_transform() else nullcontext()
+        with apart, torch.no_grad(), untouched(modules), refused("JacobianOperator"):
             self._model = RecordedModel(function)
 
     def at(self, x: PyTree) -> JacobianOperator:
