@@ -30,9 +30,15 @@ _loses_squares = partial(
 def _abs(input: Tensor) -> Any:
     if not is_remembered(input):
         return UNNEEDED
+    return remembered(_absolute(input), lambda: _square(input), (input,), of=input, kind="absolute")
+
+
+def _absolute(x: Tensor) -> Tensor:
+    if x.is_complex():
+        x = x.resolve_conj()
+        return Hypot.call(x.real, x.imag)
     # Products with a constant have shorter second derivatives than torch.abs. The sum turns -0 into 0.
-    value = torch.abs(input) if input.is_complex() else input * input.detach().sgn() + 0.0
-    return remembered(value, lambda: _square(input), (input,), of=input, kind="absolute")
+    return x * x.detach().sgn() + 0.0
 
 
 def is_remembered(input: Tensor) -> bool:
