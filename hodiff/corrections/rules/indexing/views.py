@@ -149,7 +149,11 @@ def _copied(function: Callable[..., Any], *args: Any, out: Any = None, **kwargs:
 def _view_copy(input: Tensor, *shape: Any, **options: Any) -> Tensor:
     """Copy a view; forward mode would refuse tensors that have no view of that shape, which torch itself copies."""
     size = shape[0] if len(shape) == 1 else options.get("size")
-    return torch.view_copy(input, *shape, **options) if size is None or isinstance(size, torch.dtype) else input.reshape(size)
+    return (
+        torch.view_copy(input, *shape, **options)
+        if size is None or isinstance(size, torch.dtype)
+        else input.reshape(size)
+    )
 
 
 for _name in (*_COPIES.split(), *_REMAINDERS.split()):

@@ -1,4 +1,4 @@
-"""Rules for losses whose derivatives in torch include overwritten or clamped terms, or NaN of masked terms or distances."""
+"""Rules for losses whose derivatives in torch include terms that are overwritten, clamped, masked or not finite."""
 
 from __future__ import annotations
 
