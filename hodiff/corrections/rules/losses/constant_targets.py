@@ -105,8 +105,8 @@ def _binary_cross_entropy_with_logits(
 ) -> Any:
     if not (input.is_floating_point() and target.is_floating_point()):
         return INVALID
-    if input.shape != target.shape:
-        return unable("the shapes of input and target differ")
+    if input.shape != target.shape or input.dtype != target.dtype:
+        return unable("the shapes or dtypes of input and target differ")
     declined = _declined(input, target, size_average, reduce, reduction, needed=saturates(input))
     if declined is not None:
         return declined
