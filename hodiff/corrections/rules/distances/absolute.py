@@ -35,8 +35,9 @@ def _abs(input: Tensor) -> Any:
 
 def _absolute(x: Tensor) -> Tensor:
     if x.is_complex():
-        x = x.resolve_conj()
-        return Hypot.call(x.real, x.imag)
+        # At 0 torch's third derivative is NaN. The product with 0 keeps derivatives that are NaN already.
+        zero = x.detach() == 0
+        return torch.where(zero, (0 * x).real, torch.where(zero, 1, x).abs())
     # Products with a constant have shorter second derivatives than torch.abs. The sum turns -0 into 0.
     return x * x.detach().sgn() + 0.0
 
