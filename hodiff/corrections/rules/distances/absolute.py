@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import UNNEEDED
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.rules.distances.lengths import remembered, squared
@@ -67,6 +67,12 @@ def _l1_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Any:
+    if weight is not None and torch.compiler.is_compiling():
+        # Compiled code calls torch's function in a mode, from which it hides the weight.
+        if size_average is not None or reduce is not None or weight.shape != input.shape:
+            return INVALID
+        losses = (input - target).abs() * weight
+        return losses.sum() / weight.sum() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
     one_by_one = reduction == "none" or (isinstance(input, Tensor) and input.numel() == 1)
     if size_average is not None or reduce is not None or weight is not None or not one_by_one:
         return UNNEEDED

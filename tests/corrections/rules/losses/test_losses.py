@@ -350,6 +350,19 @@ def test_broadcasting_loss_warns_as_torch_does():
         torch.testing.assert_close(F.huber_loss(x, t), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_compiled_l1_loss_keeps_its_weight(reduction):
+    """Torch alone loses the weight, as its graph calls the function in a mode."""
+    x = draw(2, 3)
+
+    def loss(x):
+        return F.l1_loss(x, TARGET, reduction=reduction, weight=TARGET**2).sum()
+
+    compiled = torch.compile(corrected(torch.func.grad(loss)), backend="aot_eager")
+    torch.testing.assert_close(compiled(x), torch.func.grad(loss)(x))
+
+
 INTEGERS = torch.tensor([1, 2, 3])
 # Losses with an integer or boolean first argument, or of shapes that broadcast, and the differences by hand
 DIFFERENCES = {
