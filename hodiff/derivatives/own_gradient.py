@@ -34,10 +34,14 @@ _STEP = 2e-2
 _DATA: Any = Tensor.data
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
 _CUTS |= {Tensor.__float__, Tensor.__int__, torch.tensor, Tensor.new_tensor}
+_aten: Any = torch.ops.aten
+_CUTS |= {_aten.detach, _aten.detach.default, _aten.view.dtype, Tensor.untyped_storage}
 # A hook may change the gradient.
 _CUTS |= {Tensor.register_hook}
 # Calls that do so unless their first argument is a tensor.
 _COLLECTS = {torch.as_tensor, torch.asarray}
+# Calls that do so if they are given a dtype.
+_VIEWS = {Tensor.view, _aten.view}
 # Calls that read no numbers of a tensor, or pass it on.
 _READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad_", "is_floating_point"}
 
@@ -79,9 +83,14 @@ class Watch:
 
     def __call__(self, func: Any, args: Any) -> None:
         """Record the line of a call that leaves the graph."""
+        cuts = (
+            func in _CUTS
+            or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
+            or (func in _VIEWS and (len(args) == 1 or isinstance(args[1], torch.dtype)))
+        )
         # Skip calls inside a Function, where tangents are off.
-        cuts = func in _CUTS or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
-        if self.cut or not tangents_are_on() or not (cuts or not torch.is_grad_enabled()):
+        inside = not (tangents_are_on() or torch.is_inference_mode_enabled())
+        if self.cut or inside or not (cuts or not torch.is_grad_enabled()):
             return
         if (cuts or func.__name__ not in _READS) and any(
             isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(args)

@@ -269,6 +269,7 @@ CALLS = [
     (torch.logspace, (X[0, 0], X[1, 1], 4, 2.0), {"dtype": D}),
     (F.poisson_nll_loss, (X, NUMBERS, True, True, None, 0.1, None, "sum"), {}),
     (torch.poisson_nll_loss, (X, NUMBERS, True, True, 0.1, 1), {}),
+    (F.gaussian_nll_loss, (X, Y, NUMBERS, True, 0.9, "sum"), {}),
     (F.cosine_embedding_loss, (X, Y, PLACES[:, 0] - 1, 0.1, None, None, "sum"), {}),
     (torch.cosine_embedding_loss, (X, Y, PLACES[:, 0] - 1, 0.1, 1), {}),
     (F.triplet_margin_loss, (X, Y, X.flip(0), 2.0, 2.0, 0.1, True, None, None, "sum"), {}),

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
+import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from hodiff.common.tensor_rules import TENSOR_RULES
 from hodiff.common.trees import tensors_in
+from hodiff.corrections.mechanism.argument_forms import weight_of_l1_loss
 from hodiff.corrections.mechanism.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.mechanism.library_operators import require_derivatives, require_no_writes, rule_for_call
 from hodiff.corrections.mechanism.numbers import as_constants, makes_constants, moving_number, refused
@@ -90,6 +92,8 @@ class Corrections(RuleMode):
         if self.watcher is not None:
             self.watcher(func, args)
         compiling = is_compiling()
+        if func is F.l1_loss and not compiling and (weight := weight_of_l1_loss()) is not None:
+            return run_in_the_mode(twin(func), *args, **{**kwargs, "weight": weight})
         # An outer mode sees the called functions, as without this mode, and not the calls inside rules.
         if not compiling and function_mode_count():
             result = call_beneath_users_modes(self, func, args, kwargs)

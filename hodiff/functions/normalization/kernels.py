@@ -29,7 +29,7 @@ def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: 
     mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
     # For 16-bit inputs, the kernel infers from the weight whether parameters and statistics are float32, as torch does.
     return (
-        *normalized_by_batches(x, weight, bias, mean, variance, True, 1.0, layout.eps),
+        *normalized_by_batches(x, _dense(weight), _dense(bias), mean, variance, True, 1.0, layout.eps),
         variance,
     )
 
@@ -63,7 +63,7 @@ def gradient_kernel(
             found = (*found[:2], reduced(wide(cotangent), layout).to(layout.parameter_dtype))
     else:
         found = _aten.native_batch_norm_backward.default(
-            cotangent, x, weight, None, None, mean, rstd, True, layout.eps, mask
+            cotangent, x, _dense(weight), None, None, mean, rstd, True, layout.eps, mask
         )
     return tuple(each for each, is_wanted in zip(found, wanted, strict=True) if is_wanted)
 
@@ -113,7 +113,7 @@ def curvature_kernel(
 
 
 def _dense(x: Any) -> Any:
-    """Copy a tensor to contiguous memory for the group kernel, which ignores strides."""
+    """Copy a tensor to contiguous memory, for kernels that ignore strides."""
     if x is None:
         return None
     # Forward mode passes symbolic zeros, which have no memory that the kernel could read.

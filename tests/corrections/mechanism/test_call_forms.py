@@ -1,10 +1,14 @@
 """Equivalent forms of a call (keywords, tensors as numbers, sequences) have equal values and derivatives."""
 
+import ast
+import inspect
 import itertools
+import textwrap
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from corrections.calls import CALLS, CONSTANTS, ELSEWHERE, FAMILIES_ELSEWHERE, name_of
 from slow_cases import slow_except
 from torch.utils import _pytree as pytree
@@ -182,6 +186,49 @@ def test_every_call_form_matches_the_plain_form(call):
         except Exception as error:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
+
+
+def parameters_of(function):
+    return {
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+
+
+WRITTEN_IN_PYTHON = [each for each in RULES if inspect.isfunction(each)]
+
+
+@pytest.mark.parametrize("function", WRITTEN_IN_PYTHON, ids=name_of)
+def test_rules_take_every_argument_of_torch(function):
+    rule = RULES[function].parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in rule.signature.parameters.values())
+    assert takes_any or parameters_of(function) - {"out"} <= rule.names
+
+
+def hidden_from_modes(function):
+    """Return the arguments that a Python function of torch omits when it offers its call to a mode."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "handle_torch_function"
+    ]
+    passed = [
+        {name.id for value in (*call.args[2:], *(each.value for each in call.keywords)) for name in names_in(value)}
+        for call in calls
+    ]
+    return {name for each in passed for name in parameters_of(function) - each}
+
+
+def names_in(tree):
+    return (each for each in ast.walk(tree) if isinstance(each, ast.Name))
+
+
+def test_torch_hides_no_argument_from_modes_but_the_weight_of_l1_loss():
+    functions = {each for each in vars(F).values() if inspect.isfunction(each) and each.__module__ == F.__name__}
+    hidden = {each.__name__: hidden_from_modes(each) for each in functions}
+    assert {name: each for name, each in hidden.items() if each} == {"l1_loss": {"weight"}}
 
 
 def test_every_correction_has_a_tested_call():

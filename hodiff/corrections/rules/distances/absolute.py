@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.mechanism.declining import UNNEEDED
+from hodiff.corrections.mechanism.declining import INVALID, UNNEEDED
 from hodiff.corrections.mechanism.in_place_variants import in_place
 from hodiff.corrections.mechanism.registry import register
 from hodiff.corrections.rules.distances.lengths import remembered, squared
@@ -30,9 +30,16 @@ _loses_squares = partial(
 def _abs(input: Tensor) -> Any:
     if not is_remembered(input):
         return UNNEEDED
+    return remembered(_absolute(input), lambda: _square(input), (input,), of=input, kind="absolute")
+
+
+def _absolute(x: Tensor) -> Tensor:
+    if x.is_complex():
+        # At 0 torch's third derivative is NaN. The product with 0 keeps derivatives that are NaN already.
+        zero = x.detach() == 0
+        return torch.where(zero, (0 * x).real, torch.where(zero, 1, x).abs())
     # Products with a constant have shorter second derivatives than torch.abs. The sum turns -0 into 0.
-    value = torch.abs(input) if input.is_complex() else input * input.detach().sgn() + 0.0
-    return remembered(value, lambda: _square(input), (input,), of=input, kind="absolute")
+    return x * x.detach().sgn() + 0.0
 
 
 def is_remembered(input: Tensor) -> bool:
@@ -60,6 +67,12 @@ def _l1_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Any:
+    if weight is not None and torch.compiler.is_compiling():
+        # Compiled code calls torch's function in a mode, from which it hides the weight.
+        if size_average is not None or reduce is not None or weight.shape != input.shape:
+            return INVALID
+        losses = (input - target).abs() * weight
+        return losses.sum() / weight.sum() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
     one_by_one = reduction == "none" or (isinstance(input, Tensor) and input.numel() == 1)
     if size_average is not None or reduce is not None or weight is not None or not one_by_one:
         return UNNEEDED

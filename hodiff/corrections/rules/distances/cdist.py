@@ -168,14 +168,19 @@ class WeightedDifferences(AnyOrderFunction):
 
 def _projections(u: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The map $I$, by a matrix product around the centre of y, so that a common offset costs no digits."""
-    centre = y.detach().mean(-2, keepdim=True)
+    centre = _centre(y)
     return (u * (x - centre)).sum(-1, keepdim=True) - u @ (y - centre).mT
 
 
 def _weighted_by_products(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The map $W$, by a matrix product; ten times faster than the kernel for many points."""
-    centre = y.detach().mean(-2, keepdim=True)
+    centre = _centre(y)
     return weights.sum(-1, keepdim=True) * (x - centre) - weights @ (y - centre)
+
+
+def _centre(y: Tensor) -> Tensor:
+    """Mean of the points; 0 without points, where a mean is NaN."""
+    return y.detach().sum(-2, keepdim=True) / max(y.shape[-2], 1)
 
 
 def _takes_products(mode: int | None, x: Tensor, y: Tensor) -> bool:
@@ -245,7 +250,7 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
         or compute_mode not in COMPUTE_MODES
     ):
         return INVALID
-    if p == 2 and not torch.compiler.is_compiling():
+    if p == 2 and x1.shape[-1] and not torch.compiler.is_compiling():
         own = x1 is x2
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
@@ -275,7 +280,7 @@ def _length(difference: Tensor, p: float) -> Tensor:
         return Differs.call(difference).sum(-1)
     if p == math.inf:
         return _largest(difference.abs())
-    if p == 1:
+    if p == 1 or not difference.shape[-1]:
         return difference.abs().sum(-1)
     return rows_norm(difference, p)
 

@@ -94,7 +94,8 @@ def _vector_norm(
         return UNNEEDED
     if not isinstance(ord, (int, float)):
         return INVALID
-    if not is_smooth(ord):
+    # The norm of no elements is a constant.
+    if not is_smooth(ord) or not input.numel():
         return UNNEEDED
     if dtype is not None:
         if not (dtype.is_floating_point or dtype.is_complex) or (input.is_complex() and not dtype.is_complex):

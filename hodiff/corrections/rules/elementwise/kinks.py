@@ -31,8 +31,12 @@ def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Any:
     bounds = [each for each in (min, max) if each is not None]
     if not any(isinstance(each, Tensor) for each in bounds):
         return UNNEEDED
-    if not all(isinstance(each, Tensor) for each in bounds):
+    if not all(isinstance(each, (Tensor, int, float)) for each in bounds):
         return INVALID
+    # Torch's bounds are both tensors or both numbers, except that a positional number becomes a tensor.
+    min, max = (
+        torch.tensor(each, device=input.device) if isinstance(each, (int, float)) else each for each in (min, max)
+    )
     # Comparisons with NaN are false, so NaN is tested separately: it wins in either argument.
     if min is not None:
         input = torch.where((input < min) | (min != min), min, input)
@@ -77,7 +81,9 @@ _copysign_is_wrong = partial(
 def _copysign(input: Tensor, other: Any) -> Any:
     if not input.is_floating_point():
         return UNNEEDED
-    other = other if isinstance(other, Tensor) else torch.tensor(other, dtype=input.dtype, device=input.device)
+    # Integers and booleans have no sign of zero, and would promote a number to another dtype.
+    if not (isinstance(other, Tensor) and other.is_floating_point()):
+        other = torch.as_tensor(other, dtype=input.dtype, device=input.device)
     # `sign`, whose derivative is zero, keeps `other` in the graph. For zeros and NaN, `copysign` gives the sign.
     sign = torch.where(other.abs() > 0, other.sign(), torch.copysign(torch.ones_like(other), other.detach()))
     value = input.abs() * sign

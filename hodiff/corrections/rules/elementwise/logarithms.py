@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.corrections.mechanism.declining import UNNEEDED
 from hodiff.corrections.mechanism.registry import register
-from hodiff.corrections.mechanism.values import with_value
+from hodiff.corrections.mechanism.values import result_dtype, with_value
 from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -79,7 +79,8 @@ def _has_kernel(*inputs: Tensor) -> bool:
 def _logaddexp(input: Tensor, other: Tensor) -> Any:
     if not _has_kernel(input, other):
         return UNNEEDED
-    return _added(input, other)
+    dtype = result_dtype(input, other)
+    return _added(input.to(dtype), other.to(dtype))
 
 
 @register(
@@ -91,7 +92,9 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
 )
 def _logaddexp2(input: Tensor, other: Tensor) -> Any:
     real = input.is_floating_point() and other.is_floating_point()
-    return LogAddExp2.call(input, other) if real else UNNEEDED
+    # The slopes compute in the dtype of the result.
+    dtype = result_dtype(input, other)
+    return LogAddExp2.call(input.to(dtype), other.to(dtype)) if real else UNNEEDED
 
 
 @register(

@@ -182,7 +182,10 @@ def _pow(input: Any, exponent: Any) -> Any:
     if not (dtype.is_floating_point or dtype.is_complex) or not (isinstance(input, Tensor) or input == 0):
         return UNNEEDED
     base = input.to(dtype) if isinstance(input, Tensor) else torch.zeros((), dtype=dtype, device=exponent.device)
-    return _complex_power(base, exponent) if dtype.is_complex else _real_power(base, exponent)
+    if dtype.is_complex:
+        return _complex_power(base, exponent)
+    # The slope by the base needs the exponent minus 1, which a narrower dtype would round.
+    return _real_power(base, exponent.to(dtype) if exponent.is_floating_point() else exponent)
 
 
 @_with_tensors(Tensor.__rpow__, name="torch.pow")

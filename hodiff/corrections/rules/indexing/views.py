@@ -146,8 +146,18 @@ def _copied(function: Callable[..., Any], *args: Any, out: Any = None, **kwargs:
     return results.clone() if isinstance(results, Tensor) else type(results)(each.clone() for each in results)
 
 
+def _view_copy(input: Tensor, *shape: Any, **options: Any) -> Tensor:
+    """Copy a view; forward mode would refuse tensors that have no view of that shape, which torch itself copies."""
+    size = shape[0] if len(shape) == 1 else options.get("size")
+    return (
+        torch.view_copy(input, *shape, **options)
+        if size is None or isinstance(size, torch.dtype)
+        else input.reshape(size)
+    )
+
+
 for _name in (*_COPIES.split(), *_REMAINDERS.split()):
-    _function = getattr(torch, _name)
+    _function = _view_copy if _name == "view_copy" else getattr(torch, _name)
     register(
         *forms_of(_name),
         routes=ROUTES[1:],

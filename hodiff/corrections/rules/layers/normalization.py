@@ -34,7 +34,13 @@ def _is_real(input: Any, *_: Any, **__: Any) -> bool:
 
 
 _of_layers = partial(_constant, covers=_is_real, reference="Ba, Kiros & Hinton (2016), eq. 4")
-_of_batches = partial(_constant, covers=_is_real, reference="Ioffe & Szegedy (2015), alg. 1")
+_of_batches = partial(
+    _constant,
+    covers=_is_real,
+    reason="second derivatives treat the forward rule as a constant, and third derivatives the reverse rule; the "
+    "gradient reads wrong elements of a weight or running statistic that is not contiguous",
+    reference="Ioffe & Szegedy (2015), alg. 1",
+)
 _of_instances = partial(_constant, covers=_is_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")
 
 

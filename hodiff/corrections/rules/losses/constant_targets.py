@@ -27,11 +27,16 @@ def _declined(
     """Return the reason to decline a call, or None; without a tangent torch is right."""
     if not (needed or in_transform() or in_forward_mode()):
         return UNNEEDED
-    if not input.is_floating_point() or target.is_complex() or reduction not in REDUCE:
+    if input.is_complex() or target.is_complex() or reduction not in REDUCE:
         return INVALID
-    if size_average is not None or reduce is not None:
-        return unable(DEPRECATED)
-    return None if input.shape == target.shape else unable("the shapes of input and target differ")
+    return None if size_average is None and reduce is None else unable(DEPRECATED)
+
+
+def _in_one_dtype(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Convert a tensor of integers or booleans to the dtype of the other tensor."""
+    if not input.is_floating_point():
+        return input.to(target.dtype), target
+    return input, target if target.is_floating_point() else target.to(input.dtype)
 
 
 @register(
@@ -54,7 +59,11 @@ def _mse_loss(
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined
-    target = target if target.is_floating_point() else target.to(input.dtype)
+    if not (input.is_floating_point() or target.is_floating_point()):
+        return INVALID
+    if input.shape != target.shape:
+        F.mse_loss(input.detach(), target.detach())  # torch's warning, or error
+    input, target = _in_one_dtype(input, target)
     return REDUCE[reduction]((input - target).square())
 
 
@@ -73,9 +82,9 @@ def _smooth_l1_loss(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> Any:
-    if target.is_floating_point() or not input.is_floating_point():
+    if input.is_floating_point() == target.is_floating_point() or input.is_complex() or target.is_complex():
         return UNNEEDED
-    return F.smooth_l1_loss(input, target.to(input.dtype), size_average, reduce, reduction, beta)
+    return F.smooth_l1_loss(*_in_one_dtype(input, target), size_average, reduce, reduction, beta)
 
 
 @register(
@@ -94,8 +103,10 @@ def _binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Any:
-    if not target.is_floating_point():
+    if not (input.is_floating_point() and target.is_floating_point()):
         return INVALID
+    if input.shape != target.shape or input.dtype != target.dtype:
+        return unable("the shapes or dtypes of input and target differ")
     declined = _declined(input, target, size_average, reduce, reduction, needed=saturates(input))
     if declined is not None:
         return declined

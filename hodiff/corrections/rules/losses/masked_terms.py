@@ -1,4 +1,4 @@
-"""Rules for losses whose derivatives in torch include overwritten terms, or NaN of masked terms or distances of 0."""
+"""Rules for losses whose derivatives in torch include terms that are overwritten, clamped, masked or not finite."""
 
 from __future__ import annotations
 
@@ -61,6 +61,35 @@ def _full_poisson_nll_loss(
     safe = torch.where(larger, target, 1)
     stirling = safe * safe.log() - safe + 0.5 * (2 * math.pi * safe).log()
     return REDUCE[reduction](loss + torch.where(larger, stirling, 0))
+
+
+@register(
+    F.gaussian_nll_loss,
+    routes=ROUTES,
+    reason="the routes differ where the variance is less than eps",
+    reference="torch's manual: derivatives ignore that the variance is clamped",
+)
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    if not isinstance(var, Tensor) or not may_be_differentiated((var,)):
+        return UNNEEDED
+    if reduction not in REDUCE or bool((var < 0).any()):
+        return INVALID
+    if var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    differ = [a != b for a, b in zip(input.shape, var.shape, strict=False)]
+    if input.dim() != var.dim() or sum(differ) > 1:
+        return INVALID
+    # The value is eps, and the derivatives of every order are those of the variance.
+    var = torch.where(var.detach() < eps, eps + (var - var.detach()), var)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return REDUCE[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
 
 
 _cosine = partial(

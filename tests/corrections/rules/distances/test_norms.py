@@ -525,6 +525,47 @@ def test_constant_zero_norms_do_not_affect_derivatives():
     )
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        lambda x: torch.linalg.norm(x[:0]),
+        lambda x: x[:0].norm(),
+        lambda x: torch.linalg.vector_norm(x.reshape(3, 1)[:, :0], dim=1).sum(),
+        lambda x: F.pairwise_distance(x[:0], x[:0]).sum(),
+        lambda x: torch.cdist(x.reshape(3, 1)[:0], x[:1, None]).sum(),
+        lambda x: torch.cdist(x.reshape(1, 3), x.reshape(1, 3)[:0]).sum(),
+        lambda x: torch.cdist(x.reshape(3, 1)[:, :0], x.reshape(3, 1)[:, :0]).sum(),
+        lambda x: F.pdist(x.reshape(3, 1)[:, :0]).sum(),
+    ],
+)
+def test_norms_of_no_numbers_are_constants(nothing, route):
+    x, v = torch.tensor([0.3, 0.5, 1.2], dtype=D), torch.ones(3, dtype=D)
+
+    def f(x, constant):
+        shares = (constant(x.sin()) + x.prod()).sin().expand(3) / x.exp()
+        return shares.sum() * (1 + shares.mean())
+
+    found = hodiff.hvp(lambda x: f(x, nothing), x, v, route=route)
+    torch.testing.assert_close(found, hodiff.hvp(lambda x: f(x, lambda x: 0), x, v))
+
+
+def test_third_derivatives_of_complex_absolute_values_are_0_at_0():
+    """Elsewhere |t (3 + 4 i)|³ is 125 t³."""
+
+    def cubes(t):
+        z = torch.stack([torch.complex(3 * t, 4 * t), torch.complex(0 * t, 0 * t)])
+        return z.abs().pow(3).sum()
+
+    t = torch.tensor(0.7, dtype=D)
+    for modes in ("rrr", "rfr", "fff"):
+        f = corrected(cubes)
+        for mode in modes:
+            f = torch.func.grad(f) if mode == "r" else lambda t, f=f: torch.func.jvp(f, (t,), (torch.ones_like(t),))[1]
+        assert f(t).item() == pytest.approx(750)
+
+
 def test_preflight_remarks_on_zero_norms():
     for f, said in (
         (lambda x: torch.cos(x.norm()), "torch.Tensor.norm is 0 somewhere"),

@@ -267,3 +267,14 @@ class TestContract(Contract):
     # vmap cannot write a batch into an unbatched tensor.
     not_batched = tuple(name for name in CASES if "in place" in name)
     wrong, wrong_one_in, failures = WRONG, 3, {"wrong", "zero", "non-finite"}
+
+
+@pytest.mark.parametrize("name", ["logaddexp", "logaddexp2", "pow"])
+def test_slopes_are_as_accurate_as_the_result_if_dtypes_differ(name):
+    x, half = torch.tensor([0.3, 0.5, 1.2], dtype=D), torch.tensor([0.6, 1.0, 2.1], dtype=torch.float16)
+    f = getattr(torch, name)
+    for route in hodiff.ROUTES:
+        found, expected = (
+            hodiff.hvp(lambda x, y=y: f(x, y).square().sum(), x, x, route=route) for y in (half, half.double())
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

@@ -30,12 +30,19 @@ CASES = {
     "clamp_min_": (lambda x, y: (x * 1).clamp_min_(y), (A, B), ([1, 1, 1, 0, 1], [0, 0, 0, 1, 0])),
     "clamp_max_": (lambda x, y: (x * 1).clamp_max_(y), (A, B), ([1, 0, 1, 1, 1], [0, 1, 0, 0, 0])),
     "clamps of lists": (lambda x, y: FOREACH["clamp_min"]([x], [y])[0], (A, B), ([1, 1, 1, 0, 1], [0, 0, 0, 1, 0])),
+    "clamp between a number and a tensor": (lambda x: torch.clamp(x, -1, tensor(1)[0]), (A,), ([1, 1, 1, 1, 0],)),
     "fmax": (torch.fmax, (A, B), ([1, 1, 1, 0, 1], [0, 0, 0, 1, 0])),
     "prelu": (lambda x: F.prelu(x, tensor(0.25)), (A,), ([0.25, 0.25, 1, 1, 1],)),
     "rrelu": (lambda x: F.rrelu(x, 0.25, 0.75), (A,), ([0.5, 0.5, 1, 1, 1],)),
     "rrelu in place": (lambda x: F.rrelu(x * 1, 0.25, 0.75, inplace=True), (A,), ([0.5, 0.5, 1, 1, 1],)),
     "copysign": (torch.copysign, (A, -B), ([-1, 0, -1, -1, -1], [0, 0, 0, 0, 0])),
     "copysign_": (lambda x: (x * 1).copysign_(-B), (A,), ([-1, 0, -1, -1, -1],)),
+    "copysign of integers": (
+        lambda x: torch.copysign(x, torch.tensor([-1, 1, -2, -3, -4])),
+        (A,),
+        ([1, 0, -1, -1, -1],),
+    ),
+    "copysign of booleans": (lambda x: torch.copysign(x, torch.tensor(False)), (A,), ([-1, 0, 1, 1, 1],)),
     "copysign of a number": (lambda x: torch.copysign(x, -2), (A,), ([1, 0, -1, -1, -1],)),
 }
 # From this version on, torch has one slope for these: half on each side of a single bound.
@@ -151,6 +158,9 @@ PAIRS = VALUES[:, None], VALUES.roll(1)
 FUNCTIONS = {
     **{name: getattr(torch, name) for name in ("clamp", "clamp_min", "clamp_max", "fmax", "copysign")},
     "both": lambda x, y: torch.clamp(x, y, y.flip(0)),
+    "a number and a tensor": lambda x, y: torch.clamp(x, 0, y.nansum()),
+    "copysign of integers": lambda x, y: torch.copysign(x[2, 0], torch.tensor([1, 0, -2])),
+    "copysign of booleans": lambda x, y: torch.copysign(x, y > 0),
     "float32": lambda x, y: torch.clamp(x.float(), y),
     "number": lambda x, y: torch.clamp(x, y.sum()),
     "slopes": lambda x, y: F.prelu(x.expand(-1, 7), y),

@@ -62,6 +62,16 @@ def test_change_in_place_leaves_the_input(name):
         torch.testing.assert_close(hodiff.hessian(changed, route=route)(X), (6 * X).diag())
 
 
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_view_copy_takes_tensors_that_have_no_such_view(route):
+    x = torch.arange(6.0, dtype=D).reshape(3, 2)
+
+    def f(x):
+        return (torch.view_copy((x * x).mT, (6,)) ** 2).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, x, x, route=route), 12 * x**3)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", COPIES)
 def test_change_of_the_input_leaves_the_copy(name):

@@ -349,6 +349,32 @@ def test_native_group_norm_accepts_non_contiguous_weights(of):
     torch.testing.assert_close(gradient, by_torch)
 
 
+STRIDED = {
+    "batch": lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+    "batch, evaluation": lambda x, w, b: F.batch_norm(x, b.detach(), w.detach(), w, b),
+    "instance": lambda x, w, b: F.instance_norm(torch.stack([x, x.sin()], -1), weight=w, bias=b),
+    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "layer": lambda x, w, b: F.layer_norm(x, (4,), w, b),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_weights_of_any_strides_have_the_derivatives_of_contiguous_ones(name):
+    """Torch's gradient of batch_norm reads wrong elements of such a weight."""
+    x, p, v = randn(6, 4), randn(4, 3) ** 2 + 1, randn(4, 3)
+
+    def loss(p, columns):
+        return (STRIDED[name](x * p[:, 0], *columns(p)) ** 3).sum()
+
+    strided = lambda p: loss(p, lambda p: (p[:, 1], p[:, 2]))  # noqa: E731
+    contiguous = lambda p: loss(p, lambda p: (p[:, 1].contiguous(), p[:, 2].contiguous()))  # noqa: E731
+    with hodiff.corrected():
+        torch.testing.assert_close(torch.func.grad(strided)(p), torch.func.grad(contiguous)(p))
+    expected = hodiff.hvp(contiguous, p, v)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(strided, p, v, route=route), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [0.02, 1.0, 100.0])
 @pytest.mark.parametrize("name", ["group_norm", "layer_norm", "instance_norm", "batch_norm"])

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.against_torch import same_value
+from corrections.against_torch import same_error, same_value
 from corrections.contract import Contract
 from drawing import draw
 
@@ -32,6 +32,11 @@ CALLS = {
     "huber, weighted": (
         lambda x, t, w: F.huber_loss(x, t, "sum", 0.7, w),
         (draw(2), draw(2, seed=1), draw(2, seed=2) ** 2),
+    ),
+    "l1, weighted": (lambda x, w: F.l1_loss(x**2, TARGET, weight=w**2), (draw(2, 3), draw(2, 3, seed=2))),
+    "mse, weighted": (
+        lambda x, t, w: F.mse_loss(x, t, reduction="sum", weight=w**2),
+        (draw(2), draw(2, seed=1), draw(2, seed=2)),
     ),
     "mse, constant target": (lambda x: F.mse_loss(x**2, TARGET), (draw(2, 3),)),
     "mse": (lambda x, t: F.mse_loss(x, t, reduction="none").sin(), (draw(2, 3), draw(2, 3, seed=1))),
@@ -112,7 +117,7 @@ if hasattr(F, "linear_cross_entropy"):
 
 
 # These contain constants in float64.
-WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin", "mse, constant")))
+WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin", "mse, constant", "l1")))
 # Torch refuses weights that require a gradient.
 OF_TORCH = [name for name in CALLS if name != "linear_cross_entropy, by weights"]
 
@@ -343,6 +348,75 @@ def test_broadcasting_loss_warns_as_torch_does():
         expected = F.huber_loss(x, t)
     with corrected, pytest.warns(UserWarning, match="different to the input size"):
         torch.testing.assert_close(F.huber_loss(x, t), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_compiled_l1_loss_keeps_its_weight(reduction):
+    """Torch alone loses the weight, as its graph calls the function in a mode."""
+    x = draw(2, 3)
+
+    def loss(x):
+        return F.l1_loss(x, TARGET, reduction=reduction, weight=TARGET**2).sum()
+
+    compiled = torch.compile(corrected(torch.func.grad(loss)), backend="aot_eager")
+    torch.testing.assert_close(compiled(x), torch.func.grad(loss)(x))
+
+
+INTEGERS = torch.tensor([1, 2, 3])
+# Losses with an integer or boolean first argument, or of shapes that broadcast, and the differences by hand
+DIFFERENCES = {
+    "smooth_l1 of integers": (lambda x: F.smooth_l1_loss(INTEGERS, x, beta=9.0) * 18, lambda x: INTEGERS - x),
+    "smooth_l1 of booleans": (
+        lambda x: F.smooth_l1_loss(INTEGERS > 1, x, beta=9.0) * 18,
+        lambda x: (INTEGERS > 1) * 1 - x,
+    ),
+    "mse of integers": (lambda x: F.mse_loss(INTEGERS, x), lambda x: INTEGERS - x),
+    "mse that broadcasts": (lambda x: F.mse_loss(TARGET, x), lambda x: TARGET - x),
+    "mse of one that broadcasts": (lambda x: F.mse_loss(TARGET, x[1:2] * x[0]), lambda x: TARGET - x[1] * x[0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_squares_of_other_dtypes_and_shapes_match_formula(name):
+    loss, difference = DIFFERENCES[name]
+    x, v = draw(3), draw(3, seed=1)
+    expected = hodiff.hvp(lambda x: difference(x).square().mean(), x, v)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(loss, x, v, route=route), expected)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("full", [False, True])
+def test_gaussian_nll_below_eps_matches_closed_form(route, full):
+    """With the variance eps + u, u a constant 0 that moves, the loss is (log(eps + u) + (x - t)² / (eps + u)) / 2."""
+    x, eps = torch.tensor([[0.3, 0.01], [1.2, 0.5]], dtype=D), 0.1
+
+    def loss(x):
+        return F.gaussian_nll_loss(x[:, 0], torch.ones(2, dtype=D), x[:, 1], full, eps, "sum")
+
+    mean, var = x[:, 0], x[:, 1].clamp(min=eps)
+    by_mean, mixed = 1 / var, -(mean - 1) / var**2
+    by_var = -0.5 / var**2 + (mean - 1) ** 2 / var**3
+    expected = torch.stack([torch.stack([by_mean, mixed], -1), torch.stack([mixed, by_var], -1)], 1)
+    torch.testing.assert_close(hodiff.hessian_matrix(loss, x, route=route), torch.block_diag(*expected))
+    torch.testing.assert_close(hodiff.laplacian(loss)(x), (by_mean + by_var).sum())
+    same_value(lambda: loss(x.requires_grad_()))
+
+
+@pytest.mark.parametrize(
+    "var", [torch.tensor([0.2, -0.1], dtype=D), torch.ones(3, dtype=D), torch.ones(2, 2, 1, dtype=D)]
+)
+def test_errors_of_gaussian_nll_match_torch(var):
+    same_error(lambda v: F.gaussian_nll_loss(draw(2, 2), draw(2, 2), v), var.requires_grad_())
+
+
+def test_gaussian_nll_of_one_variance_for_each_row_matches_torch():
+    for shape in ((2,), (2, 1), (2, 3)):
+        var = (draw(*shape) ** 2 + 1).requires_grad_()
+        for reduction in ("mean", "none"):
+            same_value(lambda v=var, r=reduction: F.gaussian_nll_loss(draw(2, 3), TARGET, v, reduction=r))
 
 
 @pytest.mark.parametrize("order", [1, 2])
