@@ -157,8 +157,8 @@ class LinearizedHessian:
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
                 basis = one_hot_rows(start, stop, leaf)
-                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups. A trace must
-                # not see the kernels' in-place writes, and directions that a transform has wrapped have no memory.
+                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups. A trace
+                # must not see the kernels' in-place writes, and wrapped directions have no memory.
                 general = self.traced or in_trace() or is_wrapped(basis) or stop - start < NARROW_FROM
                 with nullcontext() if general else NarrowKernels(UnitRows(basis, start)):
                     rows = self.source.rows(index, basis, wanted)
