@@ -36,8 +36,9 @@ def elementwise(
        \bar x_i = \sum_\text{broadcast} \partial_i f \, \bar y $$
 
     `derivative` defines the derivatives of every order, by every route. It takes the inputs and, if it has one
-    parameter more, the output. A forward pass saves what `derivative` takes, except parameters whose name begins with
-    an underscore, which are None: `lambda _x, y: 1 - y * y` saves only the output.
+    parameter more, the output; a function without a signature, such as `torch.cos`, takes the inputs. A forward pass
+    saves what `derivative` takes, except parameters whose name begins with an underscore, which are None:
+    `lambda _x, y: 1 - y * y` saves only the output.
 
     Args:
         f: The formula: takes one tensor or number per required parameter, and returns a tensor.
@@ -143,7 +144,8 @@ class _Partials:
             if rule is None:
                 self.takes_output.append(False)
                 continue
-            parameters = parameter_names(rule)
+            # Most of torch's own functions have no signature: take them as functions of the inputs.
+            parameters = self.inputs if parameter_count(rule) is None else parameter_names(rule)
             if len(parameters) not in {self.count, self.count + 1}:
                 raise InputError(
                     f"elementwise: derivative: expected a function of the {self.count} input{'s' * (self.count > 1)} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,8 +88,10 @@ def flatten_like(tree: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
         if pytree.tree_structure(tree).is_leaf():
             return [tree]
         raise InputError(f"{where}: expected a tensor or None, got {type(tree).__name__}.")
-    if type(tree) is not spec.type:
-        raise InputError(f"{where}: expected {spec.type.__name__} or None, got {type(tree).__name__}.")
+    # Torch has one entry for all namedtuples, with the class as its context.
+    expected = spec.context if spec.type is namedtuple else spec.type
+    if type(tree) is not expected:
+        raise InputError(f"{where}: expected {expected.__name__} or None, got {type(tree).__name__}.")
     children, context = pytree.SUPPORTED_NODES[spec.type].flatten_fn(tree)
     if len(children) != spec.num_children or context != spec.context:
         raise InputError(f"{where}: expected the structure {spec}, got {pytree.tree_structure(tree)}.")

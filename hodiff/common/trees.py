@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
@@ -265,6 +266,11 @@ def _overlaps(leaf: Tensor) -> bool:
 
 def one_hot_rows(start: int, stop: int, like: Tensor) -> Tensor:
     """Rows `start` to `stop` of the identity on the space of `like`, each in its shape: (stop - start, *like.shape)."""
-    rows = torch.zeros(stop - start, like.numel(), dtype=like.dtype, device=like.device)
-    rows.diagonal(offset=start).fill_(1)
-    return rows.view(stop - start, *like.shape)
+    return unit_rows(start, stop, like.numel(), like.dtype, like.device).view(stop - start, *like.shape)
+
+
+def unit_rows(start: int, stop: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows `start` to `stop` of the identity matrix of a size: (stop - start, size)."""
+    # Without in-place writes: torch.func.linearize folds constants of its graph before the graph writes into them.
+    rows = torch.eye(stop - start, size - start, dtype=dtype, device=device)
+    return F.pad(rows, (start, 0)) if start else rows

@@ -23,7 +23,8 @@ from hodiff.kernels.unit_directions import UnitRows
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
-from hodiff.torch_internals.tensors import has_numbers
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.tensors import has_numbers, in_trace
 
 NARROW_FROM = 32
 
@@ -156,9 +157,10 @@ class LinearizedHessian:
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
                 basis = one_hot_rows(start, stop, leaf)
-                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups.
-                few = self.traced or stop - start < NARROW_FROM
-                with nullcontext() if few else NarrowKernels(UnitRows(basis, start)):
+                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups. A trace
+                # must not see the kernels' in-place writes, and wrapped directions have no memory.
+                general = self.traced or in_trace() or is_wrapped(basis) or stop - start < NARROW_FROM
+                with nullcontext() if general else NarrowKernels(UnitRows(basis, start)):
                     rows = self.source.rows(index, basis, wanted)
                 yield (
                     index,

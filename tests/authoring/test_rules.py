@@ -1,5 +1,8 @@
 """Values that rules may return and receive, and the error messages for misuse."""
 
+from collections import namedtuple
+from functools import partial
+
 import pytest
 import torch
 from authoring.problems import (
@@ -13,6 +16,7 @@ from authoring.problems import (
     sine_product,
     sqrt_ratio,
 )
+from torch.func import grad
 
 import hodiff
 from hodiff.authoring import custom_jvp, custom_vjp, elementwise, straight_through
@@ -377,6 +381,22 @@ def test_rejects_closure_over_a_tensor_that_a_transform_tracks(kind, transform):
     x = torch.ones(2)
     with pytest.raises(hodiff.InputError, match=r"closes over.*pass it as an argument"):
         transform(lambda w: capturing(kind, w)(x).sum(), torch.ones(2))
+
+
+def test_namedtuples_match_the_outputs_of_rules():
+    pair = namedtuple("pair", "a b")
+    f = custom_jvp(lambda x: pair(x * x, x.sin()))
+    f.defjvp(
+        lambda primals, tangents: (f(*primals), pair(2 * primals[0] * tangents[0], primals[0].cos() * tangents[0]))
+    )
+    x = torch.linspace(-1, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(grad(lambda x: (f(x).a * f(x).b).sum())(x), 2 * x * x.sin() + x * x * x.cos())
+
+
+@pytest.mark.parametrize("derivative", [torch.cos, torch.Tensor.cos, partial(torch.cos)])
+def test_elementwise_derivatives_may_lack_a_signature(derivative):
+    sine, x = elementwise(torch.sin, derivative=derivative), torch.linspace(-1, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(grad(lambda x: sine(x).sum())(x), x.cos())
 
 
 def test_rejects_methods():

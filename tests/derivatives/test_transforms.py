@@ -15,9 +15,9 @@ from derivatives.oracles import flat_function, third_differences
 from drawing import draw
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import grad, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, jacfwd, jacrev, jvp, linearize, vmap
 
-from hodiff import ROUTES, RouteError, hessian, hessian_diagonal, hessian_matrix, hvp
+from hodiff import ROUTES, RouteError, hessian, hessian_diagonal, hessian_matrix, hvp, jacobian, laplacian
 
 EVERY_ROUTE = pytest.mark.parametrize("route", ["auto", *ROUTES])
 
@@ -290,6 +290,64 @@ def test_third_derivatives_through_dense_hessians_match(chunk_size: int | str, r
         leaf = X.clone().requires_grad_()
         function(leaf).backward()
         torch.testing.assert_close(leaf.grad, truth)
+
+
+def quartic(x: Tensor) -> Tensor:
+    """(x·x)², with the Hessian 4 (x·x) I + 8 x xᵀ."""
+    return (x @ x) ** 2
+
+
+def quartic_third(x: Tensor, v: Tensor) -> Tensor:
+    """D³f[v] of `quartic` in closed form."""
+    cross = torch.outer(x, v)
+    return 8 * ((x @ v) * torch.eye(len(x), dtype=x.dtype) + cross + cross.T)
+
+
+DENSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "hessian": hessian(quartic),
+    "hessian in groups": hessian(quartic, chunk_size=3),
+    "matrix": lambda x: hessian_matrix(quartic, x),
+    "jacobian": jacobian(grad(quartic), mode="reverse"),
+    "diagonal": hessian_diagonal(quartic),
+    "laplacian": laplacian(quartic),
+    "laplacian in groups": laplacian(quartic, chunk_size=3),
+    "dense laplacian": laplacian(quartic, sparse=False),
+}
+
+
+# torch.func.linearize makes parts of a graph without its modules, on purpose.
+FOLDS = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+
+
+@FOLDS
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in {"matrix", "dense laplacian"} else pytest.mark.slow) for name in DENSE],
+)
+def test_linearized_dense_derivatives_match_closed_form(name: str) -> None:
+    """`torch.func.linearize` folds constants of its graph before the graph writes into them."""
+    _, push = linearize(DENSE[name], X)
+    expected = quartic_third(X, V)
+    if name == "diagonal":
+        expected = expected.diagonal()
+    elif "laplacian" in name:
+        expected = expected.trace()
+    torch.testing.assert_close(push(V), expected)
+
+
+@FOLDS
+def test_jvp_of_a_hessian_along_many_directions_matches_closed_form() -> None:
+    """Groups of 32 directions and more have kernels of their own, which read memory that wrapped tensors lack."""
+    x, v = draw(64, seed=5), draw(64, seed=6)
+
+    def f(flat: Tensor) -> Tensor:
+        # Of a product with a unit direction, the kernels pick a column.
+        w = flat.view(8, 8)
+        return ((torch.ones(3, 8, dtype=x.dtype) @ w) ** 3).sum()
+
+    expected = 18 * torch.kron(torch.ones(8, 8, dtype=x.dtype), torch.diag(v.view(8, 8).sum(0)))
+    torch.testing.assert_close(jvp(hessian(f), (x,), (v,))[1], expected)
+    torch.testing.assert_close(linearize(hessian(f), x)[1](v), expected)
 
 
 def third_order_cases() -> list[Any]:

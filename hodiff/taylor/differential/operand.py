@@ -15,7 +15,7 @@ from torch import Tensor
 from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bools, require_callable, require_int
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import describe, unflatten
+from hodiff.common.trees import describe, unflatten, unit_rows
 from hodiff.errors import InputError
 from hodiff.recompute.contents import numbers_in, require_same
 from hodiff.recompute.reachable import modules_in
@@ -25,6 +25,7 @@ from hodiff.taylor.plain_tensors import comparison_due, note_compared
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.sparsity import support
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
+from hodiff.torch_internals.tensors import in_trace
 
 # A tensor for each leaf of the argument; its first axis is the axis of directions.
 Directions = Sequence[Any]
@@ -93,9 +94,8 @@ class Operand:
     def units(self, chunk_size: int | None) -> Iterator[list[Tensor]]:
         """Yield the unit directions in groups, and create only one group at a time."""
         for start, stop in groups(self.size, chunk_size):
-            rows = torch.zeros(stop - start, self.size, device=tensor_of(self.leaves[0]).device)
-            rows.diagonal(offset=start).fill_(1)
-            yield self.spread(rows)
+            device = tensor_of(self.leaves[0]).device
+            yield self.spread(unit_rows(start, stop, self.size, torch.get_default_dtype(), device))
 
     @property
     def may_be_sparse(self) -> bool:
@@ -146,7 +146,7 @@ class Operand:
                 ]
                 parts, structure = self.through(frame, jets)
                 dense = [[filled(frame, part, k, part[0]) for k in range(order + 1)] for part in parts]
-                if not torch.compiler.is_compiling():
+                if not torch.compiler.is_compiling() and not in_trace():
                     values = numbers_in([own[0] for own in dense])
                     if i:
                         require_same(self.caller, first, values)
