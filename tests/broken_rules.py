@@ -137,8 +137,8 @@ BROKEN = [
     ),
     (
         "rules: pullback of an elementwise rule",
-        "cls.scaled_slope(cotangent, index, *residuals).sum_to_size(shape) if needed else None",
-        "cls.scaled_slope(cotangent, 0, *residuals).sum_to_size(shape) if needed else None",
+        "summed_to(shape, cls.scaled_slope(cotangent, index, *residuals)) if needed else None",
+        "summed_to(shape, cls.scaled_slope(cotangent, 0, *residuals)) if needed else None",
         (FUNCTIONS, "-k", "xlogy"),
     ),
     (

@@ -20,6 +20,7 @@ from hodiff.sparse.coloring.compressed_patterns import FORMATS
 from hodiff.sparse.detection.patterns import Detection, pattern_of_hessian
 from hodiff.sparse.recovery.coloring_choice import Colorings
 from hodiff.sparse.recovery.compressed_products import CompiledAtPoint, CompiledHessian, Hessian
+from hodiff.torch_internals.autograd.grad_mode import saving_unhooked
 from hodiff.torch_internals.wording import Wording, says
 
 METHODS = ("star", "acyclic")
@@ -273,6 +274,7 @@ def _evaluation(
     compiled = CompiledHessian(caller, f, argnums, options.correct) if options.compile else None
 
     @at_the_boundary
+    @saving_unhooked()  # the passes inside would start the recomputation of a checkpoint around the call
     def evaluate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hessian | CompiledAtPoint, Any]:
         function = bind(caller, f, args, kwargs, argnums, correct=options.correct)
         products: Hessian | CompiledAtPoint

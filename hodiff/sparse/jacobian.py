@@ -19,6 +19,7 @@ from hodiff.sparse.detection.patterns import Detection, pattern_of_jacobian
 from hodiff.sparse.recovery.coloring_choice import Colorings
 from hodiff.sparse.recovery.compressed_products import Jacobian
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.grad_mode import saving_unhooked
 
 _METHODS = ("columns", "rows", "bidirectional")
 # A tangent costs as much as two cotangents in eager torch.
@@ -87,6 +88,7 @@ def jacobian(
 
     @outside_graphs
     @at_the_boundary
+    @saving_unhooked()  # the passes inside would start the recomputation of a checkpoint around the call
     def matrix_of_f(*args: Any, **kwargs: Any) -> Any:
         function = bind(caller, f, args, kwargs, argnums, correct=correct)
         leaves, matrix = function.leaves, Jacobian(function, chunk_size)

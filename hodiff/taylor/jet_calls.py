@@ -24,7 +24,7 @@ from hodiff.taylor.running import JetMet, is_constant_here, is_running, must_not
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.steps_of_lengths import PIECEWISE, along_each_side
-from hodiff.torch_internals.autograd.grad_mode import inside_of_function
+from hodiff.torch_internals.autograd.grad_mode import function_calls, inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import (
@@ -71,6 +71,11 @@ _FACTORIES = frozenset(
 )
 
 
+def function_calls_around() -> int:
+    """Number of calls of Functions around a pass that begins now; 0 if it begins outside of their rules."""
+    return function_calls() if inside_of_function() else 0
+
+
 def handle(jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function's rule in the deepest frame of its jets; jets of other frames are constants."""
     frame = jets[0].frame
@@ -89,7 +94,7 @@ def handle(jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         if not compiling and must_not_be_met(frame):
             raise JetMet(frame)
         # The forward of a Function may switch derivatives off; the Function's own rules provide them.
-        if not compiling and inside_of_function():
+        if not compiling and inside_of_function() and _in_a_function_of(frame, func):
             raise FunctionMet
         if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
             return _constant(frame, func, args, kwargs)
@@ -110,6 +115,12 @@ def _in_python(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return type(value)(map(_in_python, value)) if type(value) in (list, tuple) else value
+
+
+def _in_a_function_of(frame: Frame, func: Any) -> bool:
+    """Whether the pass calls a Function whose forward calls `func`, and not only Functions around the pass run."""
+    # A Function that asks the jet for its rule is on the stack as well.
+    return not frame.functions or function_calls() > frame.functions + (func is apply_in_transform)
 
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -98,8 +98,12 @@ def framed(
 ) -> Iterator[Frame]:
     """Open the frame of a call, nested inside the frames of the calls around it."""
     mode = Corrections() if correct else None
+    functions = 0 if torch.compiler.is_compiling() else calls.function_calls_around()
     frame = Frame(
-        order, directions, collapsed, len(frames()) + 1, calls.handle, mode, observer, sparse=sparse, memory=memory
+        *(order, directions, collapsed, len(frames()) + 1, calls.handle, mode, observer),
+        sparse=sparse,
+        memory=memory,
+        functions=functions,
     )
     with under_way(frame), nullcontext() if torch.compiler.is_compiling() else running(TaylorPass()):
         yield frame

@@ -22,6 +22,7 @@ from hodiff.errors import RouteError
 from hodiff.recompute.reachable import cells_of, modules_in
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.series import Frame
+from hodiff.torch_internals.autograd.grad_mode import saving_unhooked
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 from hodiff.torch_internals.tensors import has_numbers
 
@@ -84,7 +85,8 @@ def compare(
 
     def plain(rounding: float = 0.0) -> tuple[list[Any], Any]:
         state.rewind()
-        with untouched(modules_in(f)), surroundings(frame):
+        # A recomputation does not repeat the comparison, so it must save what the pass alone saves.
+        with untouched(modules_in(f)), surroundings(frame), saving_unhooked():
             return flatten(f(*_plain(frame, args, rounding)))
 
     try:

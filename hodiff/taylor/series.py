@@ -54,6 +54,7 @@ class Frame:
         observer: Called with each function that has no rule.
         sparse: Whether jets may store only the directions that their elements depend on, in slots.
         memory: Cache of the previous pass, where passes follow each other.
+        functions: Number of calls of Functions around the call, if it is made in the forward or a rule of one.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Frame:
         observer: Callable[[Any], None] | None = None,
         sparse: bool = False,
         memory: Any = None,
+        functions: int = 0,
     ):
         self.order = order
         self.directions = directions
@@ -77,6 +79,7 @@ class Frame:
         self.observer = observer
         self.sparse = sparse
         self.memory = memory
+        self.functions = functions
         self.ended = False
         # Whether the user's own rules took part; their value may differ from the function's.
         self.has_own_rules = False

@@ -6,6 +6,7 @@ import torch
 from drawing import normals, seeded
 from mpmath_series import D
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 from hodiff.taylor import derivative_tensor, divergence, pure_second_derivatives
@@ -121,9 +122,105 @@ def test_operators_inside_transforms_match():
         torch.testing.assert_close(hodiff.laplacian(found)(x), -length * value(x))
 
 
+@pytest.mark.parametrize("name", ["bilaplacian", "divergence", "partial", "pure_second_derivatives"])
+def test_vmap_of_nested_operators_matches(name):
+    """A Laplacian of each operator, mapped over points, and the bilaplacian that is a Laplacian of a Laplacian."""
+    n = 8 if name == "bilaplacian" else 3
+    x, k = randn(2, n), randn(n)
+    length, wave = k.square().sum(), lambda x: torch.sin(x @ k)
+    found, right = {
+        "bilaplacian": (hodiff.bilaplacian(wave), length**2 * wave(x)),
+        "divergence": (hodiff.laplacian(divergence(lambda x: k * wave(x))), -(length**2) * torch.cos(x @ k)),
+        "partial": (hodiff.partial(hodiff.laplacian(wave), (0, 1)), k[0] * k[1] * length * wave(x)),
+        "pure_second_derivatives": (
+            pure_second_derivatives(hodiff.laplacian(wave, sparse=False)),
+            torch.outer(length * wave(x), k * k),
+        ),
+    }[name]
+    torch.testing.assert_close(torch.func.vmap(found)(x), right)
+
+
+class Opaque(torch.autograd.Function):
+    """Call a function where torch switches gradients and tangents off."""
+
+    @staticmethod
+    def forward(ctx, f, x):
+        return f(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError
+
+
+class Sixfold(torch.autograd.Function):
+    """The square of x, with 6 x as its derivative, which shows whether the rule or the forward is differentiated."""
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 6 * ctx.saved_tensors[0] * g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 6 * ctx.saved_tensors[0] * tangent
+
+
+class ClosesOver(Sixfold):
+    """A sum that has a jet in its forward and not among its arguments."""
+
+    closed_over = None
+
+    @staticmethod
+    def forward(x):
+        return x + ClosesOver.closed_over
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_operators_inside_the_forward_of_a_function_match(inference):
+    x, k = randn(2, 3), randn(3)
+    wave = lambda x: torch.sin(x @ k)  # noqa: E731
+
+    def closing(x):
+        ClosesOver.closed_over = x
+        return ClosesOver.apply(torch.ones_like(x)).sum()
+
+    with torch.inference_mode(inference):
+        found = Opaque.apply(hodiff.laplacian(wave, batched=True), x)
+        torch.testing.assert_close(found, -k.square().sum() * torch.sin(x @ k))
+        found = Opaque.apply(hodiff.laplacian(lambda x: Sixfold.apply(x).sum()), x[0])
+        torch.testing.assert_close(found, torch.tensor(18.0, dtype=D))
+        with pytest.raises(hodiff.RouteError, match="closes over a jet"):
+            Opaque.apply(hodiff.laplacian(closing), x[0])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
+def test_first_call_inside_a_checkpoint_matches(batched, use_reentrant):
+    """The comparisons of a first call are not repeated by the recomputation, and save nothing for it."""
+    x, k = randn(2, 3).requires_grad_(), randn(3).requires_grad_()
+    wave = lambda x: torch.sin(x @ k)  # noqa: E731
+    total = hodiff.laplacian(wave if batched else lambda x: wave(x).sum(), batched=batched)
+    found = checkpoint(total, x, use_reentrant=use_reentrant).sum()
+    closed = -k.square().sum() * torch.sin(x @ k).sum()
+    # A reentrant checkpoint accumulates gradients, and refuses torch.autograd.grad.
+    found.backward()
+    torch.testing.assert_close((x.grad, k.grad), torch.autograd.grad(closed, (x, k)))
+
+
 @pytest.mark.slow
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("operator", ["bilaplacian", "divergence", "pure_second_derivatives", "partial"])
+@pytest.mark.parametrize(
+    "operator",
+    ["bilaplacian", "divergence", "pure_second_derivatives", "partial", "partials", "derivative_tensor"],
+)
 def test_compiled_operators_match_closed_forms(operator):
     x, k = randn(4, 3), randn(3)
     wave = lambda x: torch.sin(torch.matmul(x, k))  # noqa: E731
@@ -133,6 +230,9 @@ def test_compiled_operators_match_closed_forms(operator):
         "divergence": (divergence(lambda x: wave(x)[:, None] * k, batched=True), length * c),
         "pure_second_derivatives": (pure_second_derivatives(wave, batched=True), -torch.outer(s, k * k)),
         "partial": (hodiff.partial(wave, (0, 0, 1), batched=True), -c * k[0] ** 2 * k[1]),
+        # The graph contains the making of the operator.
+        "partials": (lambda x: hodiff.partial(wave, [(1,), (0, 2)], batched=True)(x)[1], -s * k[0] * k[2]),
+        "derivative_tensor": (lambda x: derivative_tensor(wave, 2)(x[0]), -s[0] * torch.outer(k, k)),
     }[operator]
     torch.testing.assert_close(torch.compile(lambda x: found(x), fullgraph=True, backend="eager")(x), exact)
 

@@ -88,7 +88,7 @@ class SPRING(SampleSpaceOptimizer):
             energies: Local energies (N,), real or complex; clip outliers before.
 
         Returns:
-            The mean of the local energies.
+            The real part of the mean of the local energies, a real number also for complex energies.
 
         Raises:
             InputError: If an argument is invalid, or numbers are not finite. Nothing has changed then.

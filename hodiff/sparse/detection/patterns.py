@@ -26,7 +26,7 @@ from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.detection.own_derivatives import following_own_derivatives, is_followed
 from hodiff.sparse.detection.supports import TooManyError, identity
-from hodiff.sparse.detection.tracking import Tracking, ValuesDecideError
+from hodiff.sparse.detection.tracking import TooDenseError, Tracking, ValuesDecideError
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamic_shapes import is_open
 from hodiff.torch_internals.operators import without_onednn
@@ -111,7 +111,7 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
 def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`hessian_pattern` of a bound function."""
     leaves = [_recorded_copy(function, leaf) for leaf in function.leaves]
-    with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
+    with _refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         value = function.scalar(leaves)[0]
         if not value.requires_grad:
             raise function.independent()
@@ -159,7 +159,7 @@ def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> c
     """`jacobian_pattern` of a bound function."""
     with torch.enable_grad():  # f may write to a copy, but not to a leaf
         leaves = [_recorded_copy(function, leaf).clone() for leaf in function.leaves]
-    with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
+    with _refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         results = tensors_in(function(leaves)[0])
         if not results:
             raise InputError(f"{function.caller}: f: expected a tensor or a pytree of tensors for a result, got none.")
@@ -196,6 +196,15 @@ class Detection:
                 )
                 self._warned = True
         return self._pattern_of(function, at_point=True)
+
+
+@contextmanager
+def _refused(caller: str) -> Iterator[None]:
+    with refused(caller):
+        try:
+            yield
+        except TooDenseError as error:
+            raise InputError(str(error)) from None
 
 
 def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:

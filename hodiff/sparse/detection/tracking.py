@@ -26,6 +26,10 @@ _MASKS = {torch.bool, torch.uint8}
 _READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)"}
 
 
+class TooDenseError(HodiffError):
+    """More dependencies than a sparse pattern has; corrections take an `InputError` for one about their arguments."""
+
+
 class ValuesDecideError(InputError):
     """Values of the argument decide what the function computes."""
 
@@ -130,10 +134,10 @@ class Tracking(EagerDispatchMode):
         # If the operator has a rule, a mask decides how large the result is.
         return name not in RULES or any(x.dtype in _MASKS and self.memory.depends(x) for x in given)
 
-    def too_dense(self, name: str) -> InputError:
+    def too_dense(self, name: str) -> TooDenseError:
         """Return the error for an operator whose result depends on too many inputs."""
         most = most_entries(self.memory.inputs)
-        return InputError(
+        return TooDenseError(
             f"{self.caller}: f: expected results that each depend on few inputs, got more than {most:,} pairs of a "
             f"number and an input from {name}{_at_line()}: this is not sparse. hodiff.hvp gives products, "
             f"hodiff.hessian the dense matrix."

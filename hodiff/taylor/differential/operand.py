@@ -24,6 +24,7 @@ from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.plain_tensors import comparison_due, note_compared
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.sparsity import support
+from hodiff.torch_internals.autograd.grad_mode import saving_unhooked
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 from hodiff.torch_internals.tensors import in_trace
 
@@ -147,7 +148,7 @@ class Operand:
                 parts, structure = self.through(frame, jets)
                 dense = [[filled(frame, part, k, part[0]) for k in range(order + 1)] for part in parts]
                 if not torch.compiler.is_compiling() and not in_trace():
-                    values = numbers_in([own[0] for own in dense])
+                    values = numbers_in([tensor_of(own[0]) for own in dense])
                     if i:
                         require_same(self.caller, first, values)
                     first = values
@@ -210,7 +211,7 @@ def _require_apart(operand: Operand) -> None:
     # Move about half of the points, in no pattern that a function could follow, such as the reversed order.
     moved = torch.frac(torch.arange(count, dtype=torch.float64, device="cpu") * 2**0.5) < 0.5
     moved[-1] = False
-    with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)):
+    with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)), saving_unhooked():
         jets = [new_jet(frame, [leaf, _some_points(leaf, moved)]) for leaf in operand.leaves]
         parts, _ = operand.through(frame, jets)
     state.rewind()

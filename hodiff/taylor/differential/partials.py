@@ -13,6 +13,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.differential.operand import Directions, Operand, bound, require_options
 from hodiff.taylor.differential.polarization import Plan, combined, directions, interpolated, planned, polarised
+from hodiff.torch_internals.compilers.dynamo import at_trace_time
 
 
 def pure_second_derivatives(
@@ -130,7 +131,7 @@ def partial(
     several = isinstance(coordinates, list)
     asked = [_entries(each) for each in (coordinates if several else [coordinates])]
     names = list(dict.fromkeys(each for entries in asked for each in entries))
-    plan = planned([[names.index(each) for each in entries] for entries in asked], polarised, interpolated)
+    plan = _plan([[names.index(each) for each in entries] for entries in asked])
     orders = [len(entries) for entries in asked]
 
     @leave_inference_mode
@@ -141,6 +142,11 @@ def partial(
         return found if several else found[0]
 
     return transformed
+
+
+@at_trace_time
+def _plan(derivatives: list[list[int]]) -> Plan:
+    return planned(derivatives, polarised, interpolated)
 
 
 def _entries(coordinates: Any) -> tuple[Coordinate, ...]:

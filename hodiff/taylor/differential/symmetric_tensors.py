@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations_with_replacement
+from operator import index
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.differential.operand import bound, require_options
 from hodiff.taylor.differential.polarization import Plan, combined, directions, interpolated, planned
 from hodiff.taylor.jets import tensor_of
+from hodiff.torch_internals.compilers.dynamo import at_trace_time
 
 
 def derivative_tensor(
@@ -33,8 +35,7 @@ def derivative_tensor(
 
     A symmetric tensor over n coordinates has $\binom{n+d-1}{d}$ different entries; as many series of one variable go
     through `f`, and entries are combinations of them with exact rational factors. No derivative is nested. Rounding
-    errors grow with the order, in float64 to about 1e-13 of the largest entries at order 6. In `torch.compile` it runs
-    uncompiled.
+    errors grow with the order, in float64 to about 1e-13 of the largest entries at order 6.
 
     Args:
         f: As in `hodiff.laplacian`.
@@ -71,7 +72,8 @@ def derivative_tensor(
                 "concatenate them by torch.cat, and split them inside f."
             )
         shape, size = operand.shapes[0], operand.size
-        plan = _plan(size, order)
+        # With `index`, dynamo makes one graph for each size, because the plan is a constant of the graph.
+        plan = _plan(index(size), order)
         found, structure = operand.along_each(directions(operand, plan, range(size), chunk_size), order, scaled=False)
         places = _places(size, order, tensor_of(operand.leaves[0]).device)
         whole = [_spread(combined(plan.terms, each), places, shape * order) for each in found]
@@ -80,18 +82,26 @@ def derivative_tensor(
     return transformed
 
 
-@lru_cache(maxsize=8)
+@at_trace_time
 def _plan(size: int, order: int) -> Plan:
     """Plan for all derivatives of an order, with coordinates in nondecreasing order."""
+    return _cached_plan(size, order)
+
+
+# Dynamo bypasses the cache of a function, so the function above is the one that it calls.
+@lru_cache(maxsize=8)
+def _cached_plan(size: int, order: int) -> Plan:
     return planned(list(combinations_with_replacement(range(size), order)), interpolated)
 
 
 def _places(size: int, order: int, device: torch.device) -> Tensor:
     """Number of the derivative at each entry of the tensor, among derivatives by nondecreasing coordinates."""
-    rising = torch.combinations(torch.arange(size, device=device), order, with_replacement=True)
-    entries = torch.cartesian_prod(*[torch.arange(size, device=device)] * order).reshape(-1, order).sort(-1).values
+    # A graph supports no torch.combinations, whose size dynamo does not know.
+    entries = torch.cartesian_prod(*[torch.arange(size, device=device)] * order).reshape(-1, order)
+    rising = entries.sort(-1).values
+    numbers = (entries == rising).all(-1).cumsum(0) - 1
     digits = size ** torch.arange(order - 1, -1, -1, device=device)
-    return torch.searchsorted((rising * digits).sum(-1), (entries * digits).sum(-1))
+    return numbers[(rising * digits).sum(-1)]
 
 
 def _spread(distinct: Any, places: Tensor, shape: tuple[int, ...]) -> Any:

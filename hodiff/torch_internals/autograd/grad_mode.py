@@ -72,6 +72,21 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
     return hooks
 
 
+@contextmanager
+def saving_unhooked() -> Iterator[None]:
+    """Hide the tensors that the block saves from the hooks around it, such as those of `torch.utils.checkpoint`."""
+    if saved_tensor_hooks() is None:
+        yield
+        return
+    # Only the innermost pair of hooks is called.
+    with torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged):
+        yield
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def in_fx_trace() -> bool:
     """Whether `make_fx` traces the running code; the check does not import `make_fx`."""
     # Most calls run without modes, where torch's own check would take a microsecond.
@@ -159,7 +174,12 @@ def inside_of_function() -> bool:
     if not torch.is_inference_mode_enabled():
         return not tangents_are_on()
     # Inference mode switches tangents off as well, so only the stack shows whether a Function runs.
-    return any(called_functions(frame for frame, _ in traceback.walk_stack(None)))
+    return function_calls() > 0
+
+
+def function_calls() -> int:
+    """Number of Python frames on the stack that call a Function, or run its forward."""
+    return sum(1 for _ in called_functions(frame for frame, _ in traceback.walk_stack(None)))
 
 
 def in_forward_mode() -> bool:

@@ -259,6 +259,9 @@ def test_dense_patterns_are_rejected(monkeypatch):
     monkeypatch.setattr(supports, "MOST_OF_EACH", 10)
     with pytest.raises(InputError, match=r"got more than 10,000 pairs .* from cumsum .*this is not sparse"):
         hessian_pattern(lambda x: x.sum() ** 2 + x.square().sum().exp() * x.cumsum(0).sum(), torch.ones(200, dtype=D))
+    # A correction's rule runs here, which takes other InputErrors for a refusal of its arguments.
+    with pytest.raises(InputError, match=r"got more than 20,000 pairs .*this is not sparse"):
+        hodiff.sparse.hessian(lambda x: x.prod())(torch.ones(2000, dtype=D))
 
 
 def test_search_has_no_side_effects():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 from hodiff import InputError
@@ -27,6 +28,18 @@ METHODS = ("star", "acyclic")
 
 def _refuse(graph, inputs):
     raise RuntimeError("compiled")
+
+
+@pytest.mark.parametrize("f", [hessian, hodiff.sparse.jacobian])
+def test_inside_a_checkpoint_matches(f):
+    """The passes inside the call do not start the checkpoint's recomputation."""
+    w = point(3).requires_grad_()
+    terms = lambda x: w * x**3  # noqa: E731
+    found = f((lambda x: terms(x).sum()) if f is hessian else terms, format="values")
+    values = checkpoint(lambda w: found(torch.ones(3, dtype=D)), w, use_reentrant=False)
+    factor = 6 if f is hessian else 3
+    torch.testing.assert_close(values, factor * w)
+    torch.testing.assert_close(torch.autograd.grad(values.sum(), w)[0], torch.full((3,), float(factor), dtype=D))
 
 
 @pytest.mark.one_in(3)
