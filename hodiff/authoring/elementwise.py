@@ -58,8 +58,8 @@ def elementwise(
         >>> import torch
         >>> from hodiff.authoring import elementwise
         >>> tanh = elementwise(torch.tanh, derivative=lambda _x, y: 1 - y * y)
-        >>> torch.func.grad(torch.func.grad(tanh))(torch.tensor(0.0))
-        tensor(0.)
+        >>> torch.func.grad(torch.func.grad(tanh))(torch.tensor(0.5))
+        tensor(-0.7269)
         >>> power = elementwise(
         ...     lambda x, n: x**n,
         ...     derivative=(lambda x, n: n * x ** (n - 1), lambda x, n, y: y * x.log()),

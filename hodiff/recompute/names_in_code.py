@@ -27,10 +27,15 @@ class Names(NamedTuple):
     of_all: tuple[str, ...]
 
 
-# Reading instructions takes far longer than hashing code, and equal code has the same names.
-@lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> Names:
     """Return the names in a code object."""
+    try:
+        return _remembered(code)
+    except TypeError:  # code written by dynamo may have unhashable constants
+        return _read(code)
+
+
+def _read(code: CodeType) -> Names:
     codes = list(_codes_in(code))
     steps = [step for each in codes for step in get_instructions(each)]
     return Names(
@@ -38,6 +43,10 @@ def names_in(code: CodeType) -> Names:
         tuple(dict.fromkeys(step.argval for step in steps if step.opname in _OF_IMPORTS)),
         tuple(dict.fromkeys(name for each in codes for name in each.co_names)),
     )
+
+
+# Reading instructions takes far longer than hashing code, and equal code has the same names.
+_remembered = lru_cache(maxsize=4096)(_read)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
