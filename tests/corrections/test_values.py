@@ -55,7 +55,7 @@ def outputs(function, leaves, structure, wanted=()):
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     try:
         found = pytree.tree_leaves(function(*args, **kwargs))
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the second for negative variances
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
     # The signs of eigenvectors are arbitrary, and statistics that a normalization returns have no derivative.
