@@ -169,7 +169,10 @@ def test_jacobian_does_not_depend_on_the_loss(solver):
 def test_lsmr_with_one_unknown_matches_scipy(method, loss):
     """SciPy's "trf" with lsmr raises IndexError for some functions of one unknown."""
     start = torch.tensor([3.0], dtype=D)
-    residuals = lambda x: torch.stack([x[0] ** 2 - 2, x[0] - 1])  # noqa: E731
+
+    def residuals(x):
+        return torch.stack([x[0] ** 2 - 2, x[0] - 1])
+
     found = least_squares(residuals, start, method=method, loss=loss, f_scale=0.3, tr_solver="lsmr")
     expected = so.least_squares(lambda x: [x[0] ** 2 - 2, x[0] - 1], [3.0], loss=loss, f_scale=0.3)
     np.testing.assert_allclose(found.x, expected.x, rtol=1e-5)

@@ -28,7 +28,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def weight_of_l1_loss() -> Any:
     """Return the weight of the `l1_loss` that makes this call: torch passes modes its other arguments only."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public in Python
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python's manual documents it
     for _ in range(10):
         if frame is None:
             return None

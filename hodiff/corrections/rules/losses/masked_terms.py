@@ -16,6 +16,8 @@ from hodiff.corrections.rules.distances.norms import pairwise_distance
 from hodiff.corrections.rules.losses.reduction import DEPRECATED, REDUCE
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
+from hodiff.torch_internals.tensors import has_numbers
 
 # torch adds it to the squared lengths.
 _SQUARE = 1e-12
@@ -79,7 +81,9 @@ def _gaussian_nll_loss(
 ) -> Any:
     if not isinstance(var, Tensor) or not may_be_differentiated((var,)):
         return UNNEEDED
-    if reduction not in REDUCE or bool((var < 0).any()):
+    # Without numbers, or in compiled code, the loss of a negative variance is NaN instead of torch's error.
+    readable = not torch.compiler.is_compiling() and has_numbers(var)
+    if reduction not in REDUCE or (readable and any_holds(var.detach() < 0)):
         return INVALID
     if var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)

@@ -366,8 +366,12 @@ def test_weights_of_any_strides_have_the_derivatives_of_contiguous_ones(name):
     def loss(p, columns):
         return (STRIDED[name](x * p[:, 0], *columns(p)) ** 3).sum()
 
-    strided = lambda p: loss(p, lambda p: (p[:, 1], p[:, 2]))  # noqa: E731
-    contiguous = lambda p: loss(p, lambda p: (p[:, 1].contiguous(), p[:, 2].contiguous()))  # noqa: E731
+    def strided(p):
+        return loss(p, lambda p: (p[:, 1], p[:, 2]))
+
+    def contiguous(p):
+        return loss(p, lambda p: (p[:, 1].contiguous(), p[:, 2].contiguous()))
+
     with hodiff.corrected():
         torch.testing.assert_close(torch.func.grad(strided)(p), torch.func.grad(contiguous)(p))
     expected = hodiff.hvp(contiguous, p, v)

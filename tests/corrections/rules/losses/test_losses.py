@@ -390,7 +390,7 @@ def test_squares_of_other_dtypes_and_shapes_match_formula(name):
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("full", [False, True])
 def test_gaussian_nll_below_eps_matches_closed_form(route, full):
-    """With the variance eps + u, u a constant 0 that moves, the loss is (log(eps + u) + (x - t)² / (eps + u)) / 2."""
+    """The loss is (log v + (x - t)² / v) / 2 for a variance v that has the value eps and moves."""
     x, eps = torch.tensor([[0.3, 0.01], [1.2, 0.5]], dtype=D), 0.1
 
     def loss(x):
@@ -403,6 +403,18 @@ def test_gaussian_nll_below_eps_matches_closed_form(route, full):
     torch.testing.assert_close(hodiff.hessian_matrix(loss, x, route=route), torch.block_diag(*expected))
     torch.testing.assert_close(hodiff.laplacian(loss)(x), (by_mean + by_var).sum())
     same_value(lambda: loss(x.requires_grad_()))
+
+
+def test_gaussian_nll_maps_over_points_and_compiles():
+    """torch's own function reads whether a variance is negative, which `vmap` refuses."""
+
+    def product(p):
+        return hodiff.hvp(lambda p: F.gaussian_nll_loss(p[:2], TARGET[0, :2], p[2:], eps=0.9), p, torch.ones_like(p))
+
+    points = draw(3, 4) ** 2 + 0.5
+    expected = torch.stack([product(each) for each in points])
+    torch.testing.assert_close(torch.vmap(product)(points), expected)
+    torch.testing.assert_close(torch.compile(product, backend="eager")(points[0]), expected[0])
 
 
 @pytest.mark.parametrize(
