@@ -99,6 +99,12 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
     return Inspection(leaves, once, functions)
 
 
+def runs_code_of_users(*outputs: Tensor | GradientEdge) -> bool:
+    """Whether a pullback calls a Function in Python that is neither torch's nor hodiff's own."""
+    functions = ((node, written_function(function_of(node))) for node in nodes_of(*outputs))
+    return any(function is not None and not _is_trusted(node, function) for node, function in functions)
+
+
 def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
     """Whether any operand is in the graph of at least one of the nodes."""
     ends = {get_gradient_edge(each).node for each in operands if each.requires_grad}

@@ -105,7 +105,7 @@ def elastic_constants(
 
     size = 6 + (positions.numel() if relaxed else 0)
     A = HessianOperator(strained, positions.new_zeros(size), chunk_size=None)
-    full = in_groups(A, size, chunk_size, lambda group: A.to_dense(chunk_size=group)).double()
+    full = in_groups(A, size, chunk_size, A.to_dense).double()
     volume = volume.double()
     _, forces, stress = energy_gradients(caller, energy, positions, cell)
     assert stress is not None

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
-from hodiff.common.chunks import LivePeak, resolve_chunk_size, spans
+from hodiff.common.chunks import LivePeak, resolve_chunk_size
 from hodiff.common.options import require_bool, require_bools, require_chunk_size
 from hodiff.common.trees import describe
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
 
 # Measured bytes of a group of columns under chunk_size="auto". On a CPU, groups that leave the cache were slower than
-# single columns: with MACE and TorchANI, 10 to 40 MiB were fastest.
+# single columns: with MACE and TorchANI, 10 to 40 MiB were fastest. Groups of two or three columns cost more than as
+# many single columns.
 _BUDGET = {"cpu": 16 * 2**20, "accelerator": 2**30}
+_LEAST = 4
+# Bytes of the groups that threads of a CPU compute at once; a single column may take more.
+_ALL_THREADS = 512 * 2**20
 # Number of columns that a compiled graph multiplies: each width is compiled anew.
 _COMPILED = 8
 
@@ -55,8 +60,9 @@ def hessian(
             (N, 3), columns are then computed in copies of the system, and need no batching rules (`vmap`) of custom
             Functions. By default, a function without batching rules is pulled back column by column.
         chunk_size: Number of columns that are computed together: a positive int, None for all, or "auto" for as many as
-            fit 16 MiB on a CPU and 1 GiB on a GPU, by the measured memory of two columns. If memory runs out, smaller
-            groups are tried.
+            fit 16 MiB on a CPU and 1 GiB on a GPU, by the measured memory of a column. If memory runs out, smaller
+            groups are tried. On a CPU, "auto" computes a group in each of torch's threads, unless the model calls
+            custom Functions written in Python.
         compile: Whether to compile the product of the Hessian with columns, in groups of 8 by default. It takes a
             minute or more, and pays for thousands of columns; see `hodiff.HessianOperator`. Not with `batched`.
         progress: Whether to show a progress bar.
@@ -106,7 +112,7 @@ def hessian(
     if wanted is None and compile:
         return _symmetric(_columns(A, _first_columns(A, n), chunk_size, compiled=True))
     if wanted is None:
-        matrix = in_groups(A, n, chunk_size, lambda size: A.to_dense(chunk_size=size, progress=progress))
+        matrix = in_groups(A, n, chunk_size, partial(A.to_dense, progress=progress))
         return matrix.view(n // 3, 3, n // 3, 3)
     unit = _unit_columns(wanted, place.point)
     columns = _columns(A, unit, chunk_size, compiled=compile)
@@ -159,31 +165,35 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
     return _columns(A, block, "auto").t().reshape(v.shape)
 
 
-def in_groups(
-    A: HessianOperator, columns: int, chunk_size: int | str | None, compute: Callable[[int], Tensor]
-) -> Tensor:
-    """Call `compute` with the number of columns in a group, and again with fewer if memory runs out."""
-    size = _group_size(A, columns, chunk_size)
+def in_groups(A: HessianOperator, columns: int, chunk_size: int | str | None, compute: Callable[[], Tensor]) -> Tensor:
+    """Give the operator groups of columns that fit into memory, and compute; again with smaller ones if it runs out."""
+    A.chunk_size, A.threads = _group_size(A, columns, chunk_size)
     while True:
         try:
-            return compute(size)
+            return compute()
         except torch.OutOfMemoryError:
-            if size == 1 or chunk_size != "auto":
+            if A.chunk_size == 1 or chunk_size != "auto":
                 raise
         if A.device.type == "cuda":
             torch.cuda.empty_cache()
-        size = max(size // 4, 1)
+        A.chunk_size = max(A.chunk_size // 4, 1)
 
 
-def _group_size(A: HessianOperator, columns: int, chunk_size: int | str | None) -> int:
-    bytes_each = 0
-    if chunk_size == "auto" and columns > 2:
-        # The first product records the gradient, whose memory does not grow with the group.
+def _group_size(A: HessianOperator, columns: int, chunk_size: int | str | None) -> tuple[int, int]:
+    """Return the number of columns in a group, and of groups at once."""
+    if chunk_size != "auto" or columns < 3:
+        return resolve_chunk_size(None if chunk_size == "auto" else chunk_size, columns, 0, A.device), 1
+    # The first product records the gradient, whose memory does not grow with the group.
+    A @ _first_columns(A, 1)
+    with LivePeak() as live:
         A @ _first_columns(A, 1)
-        with LivePeak() as live:
-            A @ _first_columns(A, 2)
-        bytes_each = live.peak // 2
-    return _columns_in(bytes_each, columns, chunk_size, A.device)
+    bytes_each = max(live.peak, 1)
+    size = _columns_in(bytes_each, columns, chunk_size, A.device)
+    if A.device.type != "cpu":
+        return size, 1
+    threads = torch.get_num_threads()
+    size = 1 if size < _LEAST else max(min(size, -(-columns // threads)), _LEAST)
+    return size, max(min(threads, _ALL_THREADS // (bytes_each * size)), 1)
 
 
 def _columns_in(bytes_each: int, columns: int, chunk_size: int | str | None, device: torch.device) -> int:
@@ -201,17 +211,9 @@ def _columns(A: HessianOperator, block: Tensor, chunk_size: int | str | None, *,
     """Multiply a block of columns in groups that fit into memory; compiled, in groups of one width."""
     count = block.shape[1]
     if not compiled:
-        return in_groups(A, count, chunk_size, lambda size: products(A, block, size))
-    size = resolve_chunk_size(_COMPILED if chunk_size == "auto" else chunk_size, count, 0, A.device)
-    return products(A, torch.nn.functional.pad(block, (0, -count % size)), size)[:, :count]
-
-
-def products(A: HessianOperator, block: Tensor, size: int) -> Tensor:
-    """Multiply a block of columns in groups."""
-    result = block.new_empty(block.shape)
-    for start, stop in spans(block.shape[1], size):
-        result[:, start:stop] = A @ block[:, start:stop]
-    return result
+        return in_groups(A, count, chunk_size, lambda: A @ block)
+    A.chunk_size = resolve_chunk_size(_COMPILED if chunk_size == "auto" else chunk_size, count, 0, A.device)
+    return (A @ torch.nn.functional.pad(block, (0, -count % A.chunk_size)))[:, :count]
 
 
 def _unit_columns(atoms: Tensor, point: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array, kron
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from hodiff.atoms.hessian import in_groups, products
+from hodiff.atoms.hessian import in_groups
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
 from hodiff.common.options import require_choice, require_chunk_size, require_number
 from hodiff.common.trees import describe
@@ -93,7 +93,7 @@ def sparse_hessian(
     A = HessianOperator(place.energy, place.point, chunk_size=None)
 
     def multiply(rows: Tensor) -> Tensor:
-        return in_groups(A, len(rows), chunk_size, lambda size: products(A, rows.t(), size)).t()
+        return in_groups(A, len(rows), chunk_size, lambda: A @ rows.t()).t()
 
     values, off = recover(coloring, {"columns": multiply}, [place.point], torch.finfo(A.dtype).eps)
     if off is not None and len(off.missing):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -102,3 +104,43 @@ def spans(size: int, chunk_size: int) -> Iterator[tuple[int, int]]:
     groups = -(-size // chunk_size)
     for group in range(groups):
         yield group * size // groups, (group + 1) * size // groups
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_threads(run: Callable[[T], R], groups: Sequence[T], threads: int) -> Iterator[R]:
+    """Yield `run(group)` in order, with several groups at once, each in a thread that torch uses alone.
+
+    Args:
+        run: Computes one group; gradients are not recorded.
+        groups: The groups.
+        threads: Number of groups at once; with 1, the calling thread runs them.
+
+    Yields:
+        The results.
+    """
+    threads = min(threads, len(groups))
+    if threads < 2:
+        yield from map(run, groups)
+        return
+    # The number for the calling thread is also the number for threads that do not exist yet.
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, "hodiff", _alone_without_gradients)
+    waiting: deque[Future[R]] = deque()
+    try:
+        for group in groups:
+            if len(waiting) > threads:  # one more than runs, so that no thread waits for the caller
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(run, group))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+def _alone_without_gradients() -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)

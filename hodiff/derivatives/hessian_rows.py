@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.chunks import ByteCount, in_threads, resolve_chunk_size, spans
 from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, one_hot_rows, strided
 from hodiff.derivatives.bound_function import BoundFunction
@@ -90,6 +91,7 @@ class LinearizedHessian:
         randomness: "error" or "same".
         progress: Whether to show a progress bar.
         recorded: The function's recorded gradient, if available and the route is "reverse-over-reverse".
+        threads: Number of groups that are computed at once.
     """
 
     magnitude = eps = 0.0
@@ -103,8 +105,10 @@ class LinearizedHessian:
         randomness: str,
         progress: bool,
         recorded: RecordedGradient | None = None,
+        threads: int = 1,
     ):
         self.function = function
+        self.threads = threads
         self.chunk_size = chunk_size
         self.progress = progress
         self.source: RowSource
@@ -153,15 +157,10 @@ class LinearizedHessian:
             leaf = leaves[index]
             # Sizes may be symbols in a graph, which have no bytes.
             bytes_each = self.bytes_each + (0 if self.traced else sum(leaves[i].nbytes for i in wanted))
-            for start, stop in spans(
-                leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
-            ):
-                basis = one_hot_rows(start, stop, leaf)
-                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups. A trace
-                # must not see the kernels' in-place writes, and wrapped directions have no memory.
-                general = self.traced or in_trace() or is_wrapped(basis) or stop - start < NARROW_FROM
-                with nullcontext() if general else NarrowKernels(UnitRows(basis, start)):
-                    rows = self.source.rows(index, basis, wanted)
+            size = resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
+            groups = list(spans(leaf.numel(), size))
+            computed = in_threads(partial(self._group, index, wanted), groups, self.threads)
+            for (start, stop), rows in zip(groups, computed, strict=True):
                 yield (
                     index,
                     start,
@@ -175,3 +174,12 @@ class LinearizedHessian:
                     bar.update(stop - start)
         if bar is not None:
             bar.close()
+
+    def _group(self, index: int, wanted: Sequence[int], span: tuple[int, int]) -> tuple[Tensor | None, ...]:
+        start, stop = span
+        basis = one_hot_rows(start, stop, self.function.leaves[index])
+        # A dispatch mode costs some microseconds for each operator, which pays only for wide groups. A trace must not
+        # see the kernels' in-place writes, and wrapped directions have no memory.
+        general = self.traced or in_trace() or is_wrapped(basis) or stop - start < NARROW_FROM
+        with nullcontext() if general else NarrowKernels(UnitRows(basis, start)):
+            return self.source.rows(index, basis, wanted)

@@ -183,6 +183,11 @@ def pull_batch(
     Raises:
         RuntimeError: If the pullback raises for another reason than a missing batching rule.
     """
+    if len(cotangents[0]) == 1:  # a batch of one costs up to 1.5 times as much
+        one: list[Any] = [
+            None if p is None else p.unsqueeze(0) for p in pull(*[each.squeeze(0) for each in cotangents])
+        ]
+        return tuple(one)
     used: list[int] = []
     number = 0
 

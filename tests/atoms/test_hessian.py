@@ -2,13 +2,18 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from atoms.crystals import cluster, lennard_jones, pair_hessian
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 from hodiff.common.chunks import LivePeak
@@ -234,11 +239,11 @@ def test_smaller_groups_if_memory_runs_out(x: Tensor, exact: Tensor, monkeypatch
     sizes = []
     dense = hodiff.HessianOperator.to_dense
 
-    def limited(self: hodiff.HessianOperator, *, chunk_size: int, progress: bool) -> Tensor:
-        sizes.append(chunk_size)
-        if chunk_size > 4:
+    def limited(self: hodiff.HessianOperator, *, progress: bool) -> Tensor:
+        sizes.append(self.chunk_size)
+        if self.chunk_size > 4:
             raise torch.OutOfMemoryError("no memory")
-        return dense(self, chunk_size=chunk_size, progress=progress)
+        return dense(self, progress=progress)
 
     monkeypatch.setattr(hodiff.HessianOperator, "to_dense", limited)
     assert near(hodiff.atoms.hessian(lennard_jones, x), exact)
@@ -252,9 +257,9 @@ def test_groups_follow_from_measured_memory(x: Tensor, exact: Tensor, monkeypatc
     sizes = []
     dense = hodiff.HessianOperator.to_dense
 
-    def noted(self: hodiff.HessianOperator, *, chunk_size: int, progress: bool) -> Tensor:
-        sizes.append(chunk_size)
-        return dense(self, chunk_size=chunk_size, progress=progress)
+    def noted(self: hodiff.HessianOperator, *, progress: bool) -> Tensor:
+        sizes.append(self.chunk_size)
+        return dense(self, progress=progress)
 
     monkeypatch.setattr(hodiff.HessianOperator, "to_dense", noted)
     table = torch.ones(2**18, dtype=torch.float64)
@@ -264,6 +269,88 @@ def test_groups_follow_from_measured_memory(x: Tensor, exact: Tensor, monkeypatc
     assert near(found, exact)
     assert hodiff.atoms.hessian(lennard_jones, x).shape == found.shape
     assert 1 <= sizes[0] <= 8 < sizes[1]
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    assert torch.get_num_threads() == 4
+    torch.set_num_threads(before)
+
+
+def threads_of(kind: type, x: Tensor, **options: Any) -> set[int]:
+    """The threads that pull back through a node whose hook notes them."""
+    seen = set()
+
+    def note(g: Tensor) -> None:
+        seen.add(threading.get_ident())
+        time.sleep(0.03)  # so that one thread does not take all groups
+
+    def noting(x: Tensor) -> Tensor:
+        y = kind.apply(x) if issubclass(kind, torch.autograd.Function) else 1 * x
+        y.register_hook(note)
+        return lennard_jones(y)
+
+    found = hodiff.atoms.hessian(noting, x, **options)
+    assert near(found, hodiff.atoms.hessian(lennard_jones, x, **{**options, "chunk_size": 1}))
+    return seen
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_groups_run_in_threads(x: Tensor) -> None:
+    main = threading.get_ident()
+    assert len(threads_of(Tensor, x) - {main}) > 1
+    assert len(threads_of(Tensor, x, rows=[0, 1, 2, 3, 4]) - {main}) > 1
+    assert threads_of(Tensor, x, chunk_size=1) == {main}  # the least memory
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_functions_of_users_run_in_the_calling_thread(x: Tensor) -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g.clone()
+
+    assert threads_of(Own, x) == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("mode", [LivePeak, lambda: torch.autocast("cpu"), lambda: torch.device("cpu")])
+def test_modes_see_every_group(x: Tensor, mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    with mode():
+        assert threads_of(Tensor, x) == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_an_error_in_a_thread_is_raised(x: Tensor) -> None:
+    main = threading.get_ident()
+
+    def refuse(g: Tensor) -> None:
+        if threading.get_ident() != main:
+            raise ValueError("not here")
+
+    def energy(x: Tensor) -> Tensor:
+        y = 1 * x
+        y.register_hook(refuse)
+        return lennard_jones(y)
+
+    with pytest.raises(ValueError, match="not here"):
+        hodiff.atoms.hessian(energy, x)
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_in_threads(x: Tensor, exact: Tensor, reentrant: bool) -> None:
+    def energy(x: Tensor) -> Tensor:
+        return checkpoint(lennard_jones, x, use_reentrant=reentrant)
+
+    assert near(hodiff.atoms.hessian(energy, x), exact)
 
 
 def test_measured_memory() -> None:

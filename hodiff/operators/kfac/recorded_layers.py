@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size
-from hodiff.common.trees import describe
+from hodiff.common.trees import describe, strided
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.own_gradient import is_comparing
 from hodiff.derivatives.recorded_gradient import pull_batch
@@ -192,8 +192,7 @@ class Recorded:
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
 
-        # A batch of one costs more than a single cotangent.
-        found = iter(pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0])))
+        found = iter(pull_batch(one, [cotangents]))
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
     def pull_both(self, cotangent: Tensor) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
@@ -224,22 +223,19 @@ class Recorded:
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(self._graph, leaves, cotangent, retain_graph=True, allow_unused=True)
 
-        # Sparse gradients of embeddings cannot be batched, but a single one can be computed.
-        rows = pull_batch(one, [cotangents]) if len(cotangents) > 1 else _with_rows(one(cotangents[0]))
         return [
-            leaf.new_zeros(len(cotangents), *leaf.shape)
-            if each is None
-            else each.to_dense()
-            if each.is_sparse
-            else each
-            for each, leaf in zip(rows, leaves, strict=True)
+            leaf.new_zeros(len(cotangents), *leaf.shape) if each is None else strided(each)
+            for each, leaf in zip(pull_batch(one, [cotangents]), leaves, strict=True)
         ]
 
     def pull_all(self, cotangent: Tensor, indices: Sequence[int]) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
         """Compute `pull` and `pull_leaves` for one cotangent, in one pass."""
         edges, leaves = [call.edge for call in self._flat], [self.leaves[i] for i in indices]
         inputs: Any = [*edges, *leaves]
-        found = _with_rows(torch.autograd.grad(self._graph, inputs, cotangent, retain_graph=True, allow_unused=True))
+        found = [
+            None if each is None else strided(each)[None]
+            for each in torch.autograd.grad(self._graph, inputs, cotangent, retain_graph=True, allow_unused=True)
+        ]
         rows, rest = iter(found[: len(edges)]), found[len(edges) :]
         calls = {
             name: [_filled(next(rows), call, cotangent[None]) for call in calls] for name, calls in self.calls.items()
@@ -275,9 +271,4 @@ class Recorded:
 
 
 def _filled(gradient: Tensor | None, call: Call, like: Tensor) -> Tensor:
-    return like.new_zeros(len(like), *call.shape) if gradient is None else gradient
-
-
-def _with_rows(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Give gradients a first dimension of one."""
-    return [None if each is None else each.to_dense()[None] if each.is_sparse else each[None] for each in gradients]
+    return like.new_zeros(len(like), *call.shape) if gradient is None else strided(gradient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, require_route
 from hodiff.derivatives.steady import steady
+from hodiff.graphs import runs_code_of_users
 from hodiff.operators.linear.restriction import restrict
 from hodiff.operators.linearized.curvature import CurvatureOperator
 from hodiff.operators.linearized.curvature_options import CurvatureOptions
@@ -176,7 +178,8 @@ class HessianOperator(CurvatureOperator):
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
         if isinstance(linearization, _RecordedHessian) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
             # The operator's own limit on columns applies, as in every product.
-            return linearization.matrix(self.chunk_size if chunk_size == "auto" else chunk_size, progress)
+            size = self.chunk_size if chunk_size == "auto" else chunk_size
+            return linearization.matrix(size, progress, self._threads(linearization))
         return super()._dense(linearization, chunk_size, progress)
 
     def _diagonal(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
@@ -214,9 +217,16 @@ class _RecordedHessian:
         """Multiply one vector."""
         return self._gradient.product(tangents, keep=True)
 
-    def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
+    @cached_property
+    def allows_threads(self) -> bool:
+        """Whether several threads may pull back at once: only torch's and hodiff's code runs, on a CPU."""
+        on_cpu = all(leaf.device.type == "cpu" for leaf in self._function.leaves)
+        return on_cpu and self._function.sharded is None and not runs_code_of_users(*self._gradient.live_edges)
+
+    def matrix(self, chunk_size: int | str | None, progress: bool, threads: int) -> Tensor:
         """Compute the Hessian; only half of the blocks are computed, and constant rows are not pulled back."""
-        return symmetric_blocks(self._rows(chunk_size, progress), joined=True).matrix(self._function.leaves)
+        rows = self._rows(chunk_size, progress, threads)
+        return symmetric_blocks(rows, joined=True).matrix(self._function.leaves)
 
     def diagonal(self, chunk_size: int | str | None, progress: bool) -> list[Tensor]:
         """Compute the diagonal, (1, numbers) for each leaf; rows are pulled back only to their own leaf."""
@@ -228,8 +238,8 @@ class _RecordedHessian:
             found[index][0, start:stop] = rows.reshape(stop - start, -1)[:, start:stop].diagonal()
         return found
 
-    def _rows(self, chunk_size: int | str | None, progress: bool) -> LinearizedHessian:
-        options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress}
+    def _rows(self, chunk_size: int | str | None, progress: bool, threads: int = 1) -> LinearizedHessian:
+        options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress, "threads": threads}
         return LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
 
 

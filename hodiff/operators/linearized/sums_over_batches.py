@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import in_threads, resolve_chunk_size, spans
 from hodiff.common.options import require_bool, require_chunk_size
 from hodiff.common.running_pass import running_pass
 from hodiff.common.trees import strided
@@ -27,11 +27,17 @@ from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
 from hodiff.torch_internals.autograd.batching import is_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.interception import autocasts, dispatch_mode_count, function_mode_count
 
 
 class SumsOverBatches(LinearOperator):
-    """Operator whose products are sums over the linearizations of batches."""
+    """Operator whose products are sums over the linearizations of batches.
 
+    Attributes:
+        threads: Number of groups of columns that are computed at once, where the linearization allows it.
+    """
+
+    threads = 1
     batches: Batches
     chunk_size: int | str | None
     process_group: Any
@@ -195,7 +201,19 @@ class SumsOverBatches(LinearOperator):
         if size == k:
             return self.codomain.join(linearization.products(self.domain.split_rows(rows)), k)
         products = torch.empty(k, self.shape[0], dtype=self.codomain.dtype, device=self.codomain.device)
-        for start, stop in spans(k, size):
+
+        def write(span: tuple[int, int]) -> None:
+            start, stop = span
             leaves = linearization.products(self.domain.split_rows(rows[start:stop]))
             self.codomain.join(leaves, stop - start, out=products[start:stop])
+
+        for _ in in_threads(write, list(spans(k, size)), self._threads(linearization)):
+            pass
         return products.t()
+
+    def _threads(self, linearization: Linearization) -> int:
+        if self.threads == 1 or not getattr(linearization, "allows_threads", False):
+            return 1
+        # Modes, autocast and passes belong to the calling thread.
+        watched = function_mode_count() or dispatch_mode_count() or autocasts() or running_pass() is not None
+        return 1 if watched or not only_reverse_mode() else self.threads
