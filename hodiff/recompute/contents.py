@@ -26,6 +26,7 @@ from hodiff.recompute.reachable import cells_of, is_users, slot_names
 from hodiff.rules.autocast import autocast_dtype
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_internals.custom_operators import CustomOpDef
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # Number of rounding units of 16 bits by which values may differ: transforms run other kernels.
@@ -86,7 +87,8 @@ def _unsteady(caller: str, one: Tensor, other: Tensor) -> InputError:
 # Constants that are identified by their representation, by their value, or by identity.
 _NUMBERS = (bool, int, float, complex, type(None), np.generic)
 _HASHED = (str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator, OpOverload, OpOverloadPacket)
+_OPERATORS = (OpOverload, OpOverloadPacket, CustomOpDef)
+_SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator, *_OPERATORS)
 # The state of these modules' objects does not affect computations, and changes all the time.
 _OPAQUE = {"logging", "threading", "_thread", "_weakref", "weakref", "typing", "io", "_io", "tqdm"}
 _MISSING = object()
