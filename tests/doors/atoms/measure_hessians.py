@@ -76,7 +76,7 @@ def measure(ways: dict[str, Callable[[], torch.Tensor]], size: int) -> None:
         with LivePeak() as live:
             found[name] = way().reshape(3 * size, 3 * size)
         peaks[name] = live.peak / 2**20
-    for threads in (1, 2) * (3 if size < 50 else 2):
+    for threads in (1, 2) * (4 if size < 50 else 3):
         torch.set_num_threads(threads)
         for name, way in ways.items():
             begun = time.perf_counter()
