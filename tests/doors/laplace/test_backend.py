@@ -151,6 +151,7 @@ def test_structures_of_another_loss(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kronecker_factors_in_16_bits_are_in_float32(dtype):
+    """laplace-torch ends the process if it cannot factorize them."""
     model, inputs, targets = draw("Attention")
     _, exact = Backend(model, "classification").kron(inputs, targets, N=12)
     data = DataLoader(TensorDataset(inputs.to(dtype), targets), batch_size=12)
@@ -335,6 +336,25 @@ def test_low_rank(monkeypatch):
     assert torch.isfinite(la.log_marginal_likelihood())
 
 
+@pytest.mark.parametrize("structure", ["full", "diag", "kron"])
+def test_outputs_of_tokens(structure):
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    _, inputs, _ = draw("Perceptron")
+    data = DataLoader(TensorDataset(inputs, torch.randn(12, 5, 3).double()), batch_size=5)
+    la = Laplace(Tokens().double(), "regression", "all", structure, backend=Backend)
+    la.fit(data)
+    assert la(inputs, pred_type="nn", link_approx="mc")[0].shape == (12, 5, 3)
+    with pytest.raises(hodiff.InputError, match=r"expected outputs \(examples, outputs\)"):
+        la(inputs)
+
+
 def test_jacobians_that_are_differentiated():
     model, inputs, _ = draw("Attention")
     inputs.requires_grad_()
@@ -410,6 +430,23 @@ def test_sharing_of_tokens():
     H = gauss_newton(model, inputs, "regression")
     close(given.to_matrix()[:12, :12], H[:12, :12])
     close(given.to_matrix()[12:, 12:], H[12:, 12:])
+
+
+def test_blocks_of_a_convolution():
+    """By "reduce", blocks of biases are exact; "expand" adds up squares of pixels' gradients, which may cancel."""
+    torch.manual_seed(1)
+    layers = nn.Conv1d(2, 3, 3, dilation=2), nn.ReLU(), nn.GroupNorm(3, 3), nn.Flatten(), nn.Linear(9, 3)
+    model = nn.Sequential(*layers).double()
+    inputs, targets = torch.randn(23, 2, 7).double(), torch.randint(3, (23,))
+    H = gauss_newton(model, inputs)
+    weight, bias = H[:18, :18], H[18:21, 18:21]
+    reduced, expanded = (
+        Backend(model, "classification", sharing=sharing).kron(inputs, targets, N=23)[1].kfacs[:2]
+        for sharing in ("reduce", "expand")
+    )
+    close(reduced[1][0], bias)
+    assert torch.kron(*reduced[0]).norm() < 0.2 * weight.norm()
+    assert expanded[1][0].norm() > 4 * bias.norm()
 
 
 @pytest.mark.parametrize("structure", ["full", "diag", "kron"])
