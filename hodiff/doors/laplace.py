@@ -196,6 +196,13 @@ class Backend(GGNInterface):
 
     functorch_jacobians = jacobians
 
+    def selected_output_jacobians(
+        self, x: Any, outputs: Tensor, enable_backprop: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Compute Jacobians of chosen outputs; see `laplace.curvature.CurvatureInterface`."""
+        with corrected(), untouched_buffers(self.model.modules()):
+            return super().selected_output_jacobians(x, outputs, enable_backprop)
+
     def gradients(self, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients (examples, parameters) and the loss; see `laplace.curvature.CurvatureInterface`."""
         with corrected(), untouched_buffers(self.model.modules()):

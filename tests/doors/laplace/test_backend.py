@@ -358,8 +358,12 @@ def test_outputs_of_tokens(structure):
 def test_jacobians_that_are_differentiated():
     model, inputs, _ = draw("Attention")
     inputs.requires_grad_()
-    J, _ = Backend(model, "classification").jacobians(inputs, enable_backprop=True)
+    backend = Backend(model, "classification")
+    J, _ = backend.jacobians(inputs, enable_backprop=True)
     (slope,) = torch.autograd.grad(J.square().sum(), inputs)
+    chosen = torch.arange(3).expand(12, 3)
+    J, _ = backend.selected_output_jacobians(inputs, chosen, enable_backprop=True)
+    close(torch.autograd.grad(J.square().sum(), inputs)[0], slope)
     direction, step = torch.randn_like(inputs), 1e-5
     ends = [jacobians(model, inputs.detach() + sign * step * direction).square().sum() for sign in (1, -1)]
     close((slope * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-6)
