@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hodiff.common.module_state import functional_call, untouched_buffers
 from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.corrections import corrected
 from hodiff.derivatives import jacobian
-from hodiff.doors.kronecker_factors import factors_of_layers, nearest_kronecker
+from hodiff.doors.kronecker_factors import examples_of, factors_of_layers, nearest_kronecker, require_independent
 from hodiff.errors import InputError
 from hodiff.operators import (
     EmpiricalFisherOperator,
@@ -292,22 +292,19 @@ class Backend(GGNInterface):
         r"""Yield matrices R (rows, parameters) for a few examples each; the curvature is the sum of $R^\top R$."""
         f = self._outputs(x)
         count = sum(p.numel() for p in self.params_dict.values())
-        # At least two parts, as the outputs of the whole batch do not show that examples influence each other.
-        size = max(1, min(-(-len(y) // 2), AT_ONCE // max(1, count * f[0].numel())))
+        size = max(1, min(len(y), AT_ONCE // max(1, count * f[0].numel())))
+        if size == len(y) > 1:
+            # Compare a batch in one part, too, so that its size does not decide whether a model is refused.
+            half = slice(size // 2)
+            require_independent(self._outputs(examples_of(x, half, len(y))), f, half)
         columns = self._loss_with_columns(samples).columns(f, y, 0)
         # laplace-torch factorizes the blocks, which torch cannot do in 16 bits.
         dtype = torch.promote_types(f.dtype, torch.float32)
         roots = self._scale**0.5 * columns.chunk(0, len(columns)).permute(1, 2, 0).to(dtype)
-        eps = torch.finfo(f.dtype).eps
-        rtol, atol = max(1e-3, 4 * eps), max(1e-5, eps) * float(f.abs().max())
         for start in range(0, len(y), size):
             part = slice(start, start + size)
-            J, own = self._jacobians(_examples(x, part, len(y)))
-            if not torch.allclose(own, f[part], rtol=rtol, atol=atol):
-                raise InputError(
-                    "Backend: model: expected outputs of an example that do not depend on other examples of the "
-                    "batch, got different ones; call model.eval(), or use the structure 'full'."
-                )
+            J, own = self._jacobians(examples_of(x, part, len(y)))
+            require_independent(own, f, part)
             yield torch.einsum("nck,ncp->nkp", roots[part], J.to(dtype)).flatten(0, 1)
 
     def _by_layers(self, x: Any, y: Tensor, sharing: str, samples: int) -> dict[str, list[Tensor]]:
@@ -332,16 +329,3 @@ class Backend(GGNInterface):
                 else nearest_kronecker(rows.view(-1, shape[0], rows.shape[1] // shape[0]))
             )
         return found
-
-
-def _examples(x: Any, part: slice, count: int) -> Any:
-    """Return some examples of a batch of inputs."""
-    if isinstance(x, Tensor):
-        return x[part]
-    if not isinstance(x, MutableMapping):
-        raise InputError(f"Backend: x: expected a tensor or a dict of tensors, got {type(x).__name__}.")
-    chosen = dict(x)
-    for name, value in x.items():
-        if isinstance(value, Tensor) and value.dim() and len(value) == count:
-            chosen[name] = value[part]
-    return chosen
