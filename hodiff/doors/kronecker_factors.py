@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -98,3 +98,26 @@ def nearest_kronecker(factor: Tensor) -> list[Tensor]:
         if settled:
             break
     return [B, A]
+
+
+def require_independent(own: Tensor, f: Tensor, part: slice) -> None:
+    """Raise if outputs of some examples differ from those within the whole batch."""
+    eps = torch.finfo(f.dtype).eps
+    if not torch.allclose(own, f[part], rtol=max(1e-3, 4 * eps), atol=max(1e-5, eps) * float(f.abs().max())):
+        raise InputError(
+            "Backend: model: expected outputs of an example that do not depend on other examples of the batch, got "
+            "different ones; call model.eval(), or use the structure 'full'."
+        )
+
+
+def examples_of(x: Any, part: slice, count: int) -> Any:
+    """Return some examples of a batch of inputs."""
+    if isinstance(x, Tensor):
+        return x[part]
+    if not isinstance(x, MutableMapping):
+        raise InputError(f"Backend: x: expected a tensor or a dict of tensors, got {type(x).__name__}.")
+    chosen = dict(x)
+    for name, value in x.items():
+        if isinstance(value, Tensor) and value.dim() and len(value) == count:
+            chosen[name] = value[part]
+    return chosen

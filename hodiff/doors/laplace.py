@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from laplace.curvature import CurvatureInterface
+from laplace.curvature import GGNInterface
 from laplace.utils import Kron
 from torch import Tensor, nn
 
-from hodiff.common.module_state import functional_call
+from hodiff.common.module_state import functional_call, untouched_buffers
 from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.corrections import corrected
 from hodiff.derivatives import jacobian
-from hodiff.doors.kronecker_factors import factors_of_layers, nearest_kronecker
+from hodiff.doors.kronecker_factors import examples_of, factors_of_layers, nearest_kronecker, require_independent
 from hodiff.errors import InputError
 from hodiff.operators import (
     EmpiricalFisherOperator,
@@ -25,7 +25,7 @@ from hodiff.operators import (
 )
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO
-from hodiff.operators.linearized.likelihoods import likelihood_of
+from hodiff.operators.linearized.likelihoods import known_likelihood, likelihood_of
 
 # Names of the curvatures, and those of K-FAC for the gradients that they average.
 FISHER = {"gauss-newton": EXACT, "fisher": MONTE_CARLO, "empirical-fisher": EMPIRICAL}
@@ -34,7 +34,8 @@ CURVATURES = (*FISHER, "hessian")
 AT_ONCE = 2**22
 
 
-class Backend(CurvatureInterface):
+# `SubnetLaplace` accepts subclasses of `GGNInterface` and `EFInterface` only.
+class Backend(GGNInterface):
     r"""Back end of laplace-torch: `Laplace(model, likelihood, ..., backend=hodiff.doors.laplace.Backend)`.
 
     With the loss $\ell$ of laplace-torch, summed over the examples (half the squared error, or cross-entropy), the
@@ -59,18 +60,18 @@ class Backend(CurvatureInterface):
         subnetwork_indices: Indices of the parameters that count, for "full" and "diag".
         dict_key_x: Key of the inputs in batches that are dicts.
         dict_key_y: Key of the targets in batches that are dicts.
-        curvature: "gauss-newton", which is the Fisher matrix; "fisher", its estimate from `samples` drawn targets;
-            "empirical-fisher", from gradients of the given targets, whose scale for regression is that of half the
-            squared error, half the matrix of laplace-torch's own back ends; or "hessian", for "full", "diag" and
-            "lowrank".
+        curvature: "gauss-newton", with the Hessian of any `lossfunc`, and the Fisher matrix for laplace-torch's own;
+            "fisher", an estimate of the Fisher matrix from `samples` drawn targets; "empirical-fisher", from gradients
+            of the given targets, whose scale for regression is that of half the squared error, half the matrix of
+            laplace-torch's own back ends; or "hessian", for "full", "diag" and "lowrank".
         samples: Number of targets that "fisher" draws for each example, unless a call says so by `mc_samples`.
-        sharing: Treatment of tokens and pixels in K-FAC, "expand" or "reduce".
+        sharing: Treatment of tokens and pixels in K-FAC, "expand" or "reduce", as for `hodiff.KFACOperator`.
         rank: Number of eigenvalues of "lowrank".
         generator: Source of drawn targets; by default a new generator with seed 0.
 
     Raises:
-        InputError: If an option is unknown; on use, if outputs are no matrix (examples, outputs), examples influence
-            each other, or the structure does not support the curvature.
+        InputError: If an option is unknown; on use, if Jacobians are needed of outputs that are no matrix (examples,
+            outputs), examples influence each other in "kron", or the structure does not support the curvature.
 
     Example:
         >>> import torch
@@ -110,6 +111,8 @@ class Backend(CurvatureInterface):
         require_int("Backend", "rank", rank, 1)
         require_generator("Backend", "generator", generator)
         super().__init__(model, likelihood, last_layer, subnetwork_indices, dict_key_x, dict_key_y)
+        # Calls then use the buffers that the model has, of which modules in training mode update copies.
+        self.buffers_dict: dict[str, Tensor] = {}
         self.curvature, self.samples, self.sharing, self.rank = curvature, samples, sharing, rank
         self.generator = generator or torch.Generator().manual_seed(0)
 
@@ -117,10 +120,13 @@ class Backend(CurvatureInterface):
         """Compute the loss and the matrix (parameters, parameters); see `laplace.curvature.CurvatureInterface`."""
         operator, chosen = self._operator([(x, y)], self._samples_in(options)), self.subnetwork_indices
         if chosen is None:
-            return self._loss_of(x, y), self._scale * operator.to_dense()
-        columns = torch.zeros(operator.shape[0], len(chosen), dtype=operator.dtype, device=operator.device)
-        columns[chosen, torch.arange(len(chosen))] = 1
-        return self._loss_of(x, y), self._scale * (operator @ columns)[chosen]
+            matrix = operator.to_dense()
+        else:
+            columns = torch.zeros(operator.shape[0], len(chosen), dtype=operator.dtype, device=operator.device)
+            columns[chosen, torch.arange(len(chosen))] = 1
+            matrix = (operator @ columns)[chosen]
+        # Last, as embeddings with max_norm write to their weights, which the operator would refuse.
+        return self._loss_of(x, y), self._scale * matrix
 
     def diag(self, x: Any, y: Tensor, N: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss and the diagonal (parameters,); see `laplace.curvature.CurvatureInterface`."""
@@ -183,16 +189,23 @@ class Backend(CurvatureInterface):
     def jacobians(self, x: Any, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
         """Compute Jacobians (examples, outputs, parameters) and outputs; see `laplace.curvature.CurvatureInterface`."""
         if enable_backprop:
-            with corrected():
+            with corrected(), untouched_buffers(self.model.modules()):
                 return super().jacobians(x, enable_backprop=True)
         J, f = self._jacobians(x)
         return (J if self.subnetwork_indices is None else J[:, :, self.subnetwork_indices]), f
 
     functorch_jacobians = jacobians
 
+    def selected_output_jacobians(
+        self, x: Any, outputs: Tensor, enable_backprop: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Compute Jacobians of chosen outputs; see `laplace.curvature.CurvatureInterface`."""
+        with corrected(), untouched_buffers(self.model.modules()):
+            return super().selected_output_jacobians(x, outputs, enable_backprop)
+
     def gradients(self, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients (examples, parameters) and the loss; see `laplace.curvature.CurvatureInterface`."""
-        with corrected():
+        with corrected(), untouched_buffers(self.model.modules()):
             return super().gradients(x, y)
 
     @property
@@ -204,12 +217,16 @@ class Backend(CurvatureInterface):
         """Return the module whose parameters count, and its inputs."""
         if not self.last_layer:
             return self.model, x
-        with torch.no_grad():
+        with torch.no_grad(), untouched_buffers(self.model.modules()):
             return self.model.last_layer, self.model.forward_with_features(x)[1]
 
+    def _outputs(self, x: Any) -> Tensor:
+        with torch.no_grad(), untouched_buffers(self.model.modules()):
+            f: Tensor = self.model(x)
+        return f
+
     def _loss_of(self, x: Any, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.factor * self.lossfunc(self.model(x), y)
+        return self.factor * self.lossfunc(self._outputs(x), y)
 
     def _samples_in(self, options: dict[str, Any]) -> int:
         """Return the number of drawn targets; raise on options that would have no effect."""
@@ -225,8 +242,16 @@ class Backend(CurvatureInterface):
 
     def _loss_with_columns(self, samples: int) -> Loss:
         seed = int(torch.randint(2**31, (), generator=self.generator, device=self.generator.device))
-        likelihood = likelihood_of("Backend", self.lossfunc)
-        return Loss("Backend", self.lossfunc, False, True, FISHER[self.curvature], samples, likelihood, seed)
+        likelihood = likelihood_of("Backend", self.lossfunc) if self.curvature == "fisher" else None
+        return Loss("Backend", self._loss_for_kfac(), False, True, FISHER[self.curvature], samples, likelihood, seed)
+
+    def _loss_for_kfac(self) -> Callable[..., Tensor]:
+        """Return the loss such that K-FAC's "exact" is its Hessian, as in the Gauss-Newton matrix."""
+        likelihood = known_likelihood(self.lossfunc)
+        if self.curvature != "gauss-newton" or likelihood is None or likelihood.information is None:
+            return self.lossfunc
+        # K-FAC would use the Fisher information of this loss, as of smoothed labels; of plain functions, it knows none.
+        return lambda outputs, targets: self.lossfunc(outputs, targets)
 
     def _point(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.params_dict.items()}
@@ -252,7 +277,8 @@ class Backend(CurvatureInterface):
         module, inputs = self._module_and_inputs(x)
 
         def outputs(point: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            f = functional_call(module, point, (inputs,))
+            with untouched_buffers(module.modules()):
+                f = functional_call(module, point, (inputs,))
             return f, f.detach()
 
         parts, f = jacobian(outputs, has_aux=True)(self._point())
@@ -264,21 +290,22 @@ class Backend(CurvatureInterface):
 
     def _rows(self, x: Any, y: Tensor, samples: int) -> Iterator[Tensor]:
         r"""Yield matrices R (rows, parameters) for a few examples each; the curvature is the sum of $R^\top R$."""
-        with torch.no_grad():
-            f = self.model(x)
+        f = self._outputs(x)
         count = sum(p.numel() for p in self.params_dict.values())
         size = max(1, min(len(y), AT_ONCE // max(1, count * f[0].numel())))
+        if size == len(y) > 1:
+            # Compare a batch in one part, too, so that its size does not decide whether a model is refused.
+            half = slice(size // 2)
+            require_independent(self._outputs(examples_of(x, half, len(y))), f, half)
         columns = self._loss_with_columns(samples).columns(f, y, 0)
-        roots = self._scale**0.5 * columns.chunk(0, len(columns)).permute(1, 2, 0)
+        # laplace-torch factorizes the blocks, which torch cannot do in 16 bits.
+        dtype = torch.promote_types(f.dtype, torch.float32)
+        roots = self._scale**0.5 * columns.chunk(0, len(columns)).permute(1, 2, 0).to(dtype)
         for start in range(0, len(y), size):
             part = slice(start, start + size)
-            J, own = self._jacobians(_examples(x, part, len(y)))
-            if not torch.allclose(own, f[part], rtol=1e-3, atol=1e-5 * float(f.abs().max())):
-                raise InputError(
-                    "Backend: model: expected outputs of an example that do not depend on other examples of the "
-                    "batch, got different ones; call model.eval(), or use the structure 'full'."
-                )
-            yield torch.einsum("nck,ncp->nkp", roots[part], J).flatten(0, 1)
+            J, own = self._jacobians(examples_of(x, part, len(y)))
+            require_independent(own, f, part)
+            yield torch.einsum("nck,ncp->nkp", roots[part], J.to(dtype)).flatten(0, 1)
 
     def _by_layers(self, x: Any, y: Tensor, sharing: str, samples: int) -> dict[str, list[Tensor]]:
         """Return K-FAC factors of the parameters for which K-FAC has them."""
@@ -286,7 +313,7 @@ class Backend(CurvatureInterface):
         options: dict[str, Any] = {"fisher": FISHER[self.curvature], "sharing": sharing}
         if self.curvature == "fisher":
             options |= {"samples": samples, "generator": self.generator}
-        found = factors_of_layers(module, self.lossfunc, inputs, y, options)
+        found = factors_of_layers(module, self._loss_for_kfac(), inputs, y, options)
         return {name: [self._scale * first, *others] for name, (first, *others) in found.items()}
 
     def _by_rows(self, x: Any, y: Tensor, shapes: dict[str, torch.Size], samples: int) -> dict[str, list[Tensor]]:
@@ -302,16 +329,3 @@ class Backend(CurvatureInterface):
                 else nearest_kronecker(rows.view(-1, shape[0], rows.shape[1] // shape[0]))
             )
         return found
-
-
-def _examples(x: Any, part: slice, count: int) -> Any:
-    """Return some examples of a batch of inputs."""
-    if isinstance(x, Tensor):
-        return x[part]
-    if not isinstance(x, MutableMapping):
-        raise InputError(f"Backend: x: expected a tensor or a dict of tensors, got {type(x).__name__}.")
-    chosen = dict(x)
-    for name, value in x.items():
-        if isinstance(value, Tensor) and value.dim() and len(value) == count:
-            chosen[name] = value[part]
-    return chosen

@@ -282,6 +282,9 @@ def test_rejects_bad_arguments() -> None:
     weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
     with pytest.raises(hodiff.InputError, match=r"expected CrossEntropyLoss without weight, .* use GaussNewtonOp"):
         FisherOperator(p.model, weighted, *arguments)
+    # K-FAC refuses weights of smoothed labels, too.
+    with pytest.raises(hodiff.InputError, match=r"got CrossEntropyLoss with weight; .* or EmpiricalFisherOperator\.$"):
+        FisherOperator(p.model, nn.CrossEntropyLoss(weight=torch.ones(3), label_smoothing=0.1), *arguments)
     with pytest.raises(hodiff.InputError, match=r"expected poisson_nll_loss with log_input=True, .* with log_input;"):
         FisherOperator(p.model, partial(F.poisson_nll_loss, log_input=False), *arguments)
     with pytest.raises(hodiff.InputError, match="samples: expected an int with your own likelihood"):

@@ -143,10 +143,12 @@ def likelihood_of(caller: str, loss: Any) -> Likelihood:
         key = _options_of(loss)[0]
         options = ((name, LIKELIHOODS[key][1][name]) for name in changed)
         wanted = [f"without {name}" if value is None else f"with {name}={value}" for name, value in options]
+        # Of these losses, K-FAC takes the information instead of the Hessian, and would refuse the options, too.
+        exact = ", or for losses of logits KFACOperator or EKFACOperator with fisher='exact'"
         raise InputError(
             f"{caller}: loss: expected {key.__name__} {' and '.join(wanted)}, which is a negative log-likelihood, got "
-            f"{key.__name__} with {', '.join(changed)}; use GaussNewtonOperator or EmpiricalFisherOperator, or for "
-            "losses of logits KFACOperator or EKFACOperator with fisher='exact'."
+            f"{key.__name__} with {', '.join(changed)}; use GaussNewtonOperator or EmpiricalFisherOperator"
+            f"{exact if likelihood.information is None else ''}."
         )
     if likelihood is None:
         known = ", ".join(f"{key.__module__}.{key.__name__}" for key in LIKELIHOODS)

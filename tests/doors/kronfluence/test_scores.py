@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from doors.pages import run_example
 from kronfluence.analyzer import Analyzer, prepare_model
 from kronfluence.arguments import FactorArguments, ScoreArguments
 from kronfluence.task import Task
@@ -59,8 +60,8 @@ def draw(name, count=40, queries=7):
     return model, training, held_out
 
 
-def kronfluence_scores(model, training, held_out, damping, folder, **factors):
-    task = Classification()
+def kronfluence_scores(model, training, held_out, damping, folder, task=None, **factors):
+    task = task or Classification()
     analyzer = Analyzer(
         "model", prepare_model(copy.deepcopy(model), task), task, output_dir=str(folder), cpu=True, disable_tqdm=True
     )
@@ -105,6 +106,126 @@ def test_scores_agree_with_the_same_factors(name, damping, tmp_path):
     # With other factors they would not agree.
     other = hodiff_scores(*problem, damping, "exact")
     assert (other - found).norm() > 0.01 * found.norm()
+
+
+class Tokens(nn.Module):
+    """Logits (N, C, T), with layers of which kronfluence has no factors and which are frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix, self.head = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.table.requires_grad_(False)
+
+    def forward(self, x):
+        z = self.table(x)
+        return self.head(z + F.scaled_dot_product_attention(self.mix(z), z, z, is_causal=True)).transpose(1, 2)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.body(self.body(x).tanh()).tanh())
+
+
+def perceptron(outputs, *, frozen=False):
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, outputs))
+    model[0].requires_grad_(not frozen)
+    return model
+
+
+def grouped():
+    image, convolution = nn.Unflatten(1, (2, 1, 3)), nn.Conv2d(2, 4, (1, 2), groups=2)
+    return nn.Sequential(image, convolution, nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
+
+
+def numbers(n):
+    return torch.randn(n, 6, dtype=D)
+
+
+def words(n):
+    return torch.randint(9, (n, 5))
+
+
+def labels(n):
+    return torch.randint(3, (n,))
+
+
+def labels_of_tokens(n):
+    return torch.randint(3, (n, 5))
+
+
+def some_labels_of_tokens(n):
+    return labels_of_tokens(n).masked_fill(torch.rand(n, 5) < 0.3, -100)
+
+
+class Other(Task):
+    """A task for any loss, with the layers and tokens that count."""
+
+    def __init__(self, loss, layers, padded):
+        self.loss, self.layers, self.padded = loss, layers, padded
+
+    def compute_train_loss(self, batch, model, sample=False):
+        return self.loss(model(batch[0]), batch[1])
+
+    def compute_measurement(self, batch, model):
+        return self.compute_train_loss(batch, model)
+
+    def get_influence_tracked_modules(self):
+        return self.layers
+
+    def get_attention_mask(self, batch):
+        return (batch[1] != -100).long() if self.padded else None
+
+
+ENTROPY, SQUARE = nn.CrossEntropyLoss(reduction="sum"), nn.MSELoss(reduction="sum")
+OTHERS = {
+    "frozen layers": (lambda: perceptron(3, frozen=True), numbers, labels, ENTROPY, ["2", "4"]),
+    "several outputs": (lambda: perceptron(2), numbers, lambda n: torch.randn(n, 2, dtype=D), SQUARE, None),
+    "tokens": (Tokens, words, labels_of_tokens, ENTROPY, None),
+    "padded tokens": (Tokens, words, some_labels_of_tokens, ENTROPY, None),
+    "groups": (grouped, numbers, labels, ENTROPY, None),
+    "several calls": (Twice, numbers, labels, ENTROPY, None),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_scores_of_sums(name, tmp_path):
+    """The table of the page: "sum" agrees where kronfluence has the same factors."""
+    make, inputs, targets, loss, layers = OTHERS[name]
+    torch.manual_seed(0)
+    n, damping, model = 30, 0.05, make().double()
+    training, held_out = ((inputs(count), targets(count)) for count in (n, 6))
+    task = Other(loss, layers, name == "padded tokens")
+    options = {"use_empirical_fisher": True, "has_shared_parameters": name == "several calls"}
+    found = kronfluence_scores(model, training, held_out, damping, tmp_path, task, **options)
+    x = {path: p.detach() for path, p in model.named_parameters() if p.requires_grad}
+
+    def gradients(data):
+        def value(x, one, target):
+            return loss(torch.func.functional_call(model, x, (one[None],)), target[None])
+
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            each = torch.func.vmap(torch.func.grad(value), (None, 0, 0))(x, *data)
+        return torch.cat([each[path].flatten(1) for path in x], dim=1)
+
+    A = hodiff.EKFACOperator(model, loss, x, *training, fisher="empirical", reduction="sum")
+    expected = n * (gradients(held_out) @ (A.inverse(damping=n * damping) @ gradients(training).T))
+    distance = (expected - found).norm() / found.norm()
+    assert distance > 0.01 if name in {"groups", "several calls"} else distance < 1e-12
+
+
+def test_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_example("guides/influence.md", "prepare_model(")
+    torch.testing.assert_close(names["equal_scores"], names["scores"], rtol=1e-9, atol=1e-12)
+    A = hodiff.EKFACOperator(
+        names["net"], nn.CrossEntropyLoss(), names["x"], *names["train"].tensors, fisher="empirical"
+    )
+    mean = names["of_held_out"] @ (A.inverse(damping=names["damping"]) @ names["gradients"])
+    torch.testing.assert_close(mean, names["scores"], rtol=1e-9, atol=1e-12)
 
 
 def test_scores_by_drawn_targets_approach_those_of_the_exact_expectation(tmp_path):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from doors.laplace.models import MODELS, draw, gauss_newton, jacobians
 from doors.pages import run_example
-from laplace import Laplace
+from laplace import FunctionalLaplace, Laplace
 from laplace.curvature import AsdlGGN, BackPackGGN, CurvlinopsEF, CurvlinopsGGN, CurvlinopsHessian
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, huber_loss, mse_loss, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
 import hodiff
@@ -115,10 +115,57 @@ def test_kronecker_factors_are_those_of_curvlinops(name, likelihood):
     close(ours.to_matrix(), theirs.to_matrix())
 
 
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+LOSSES = {
+    "smoothed": nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum"),
+    "weighted": nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum"),
+    "smoothed and weighted": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.2, reduction="sum"),
+    "a function": lambda f, y: cross_entropy(f, y, reduction="sum"),
+    "Huber": lambda f, y: huber_loss(f, 3 * one_hot(y, 3).double(), reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_structures_of_another_loss(name):
+    model, inputs, targets = draw("Attention")
+    loss, J, f = LOSSES[name], jacobians(model, inputs), model(inputs).detach()
+    H = torch.stack([torch.func.hessian(loss)(one[None], y[None])[0, :, 0] for one, y in zip(f, targets, strict=True)])
+    residuals = torch.func.grad(loss)(f, targets)
+    gradients = torch.einsum("nc,ncp->np", residuals, J)
+    matrices = {
+        "gauss-newton": torch.einsum("ncp,nck,nkq->pq", J, H, J),
+        "empirical-fisher": gradients.T @ gradients,
+    }
+    for curvature, expected in matrices.items():
+        backend = Backend(model, "classification", curvature=curvature)
+        backend.lossfunc = loss
+        close(backend.full(inputs, targets)[1], expected)
+        close(backend.diag(inputs, targets)[1], expected.diagonal())
+        start = 0
+        for p, factors in zip(model.parameters(), backend.kron(inputs, targets, N=12)[1].kfacs, strict=True):
+            # K-FAC is exact for the last bias; other vectors have exact blocks.
+            if p.dim() == 1:
+                close(factors[0], expected[start : start + len(p), start : start + len(p)])
+            start += p.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kronecker_factors_in_16_bits_are_in_float32(dtype):
+    """laplace-torch ends the process if it cannot factorize them."""
+    model, inputs, targets = draw("Attention")
+    _, exact = Backend(model, "classification").kron(inputs, targets, N=12)
+    data = DataLoader(TensorDataset(inputs.to(dtype), targets), batch_size=12)
+    la = Laplace(model.to(dtype), "classification", "all", "kron", backend=Backend)
+    la.fit(data)
+    assert {factor.dtype for factors in la.H_facs.kfacs for factor in factors} == {torch.float32}
+    assert (la.H_facs.to_matrix() - exact.to_matrix()).norm() < 0.05 * exact.to_matrix().norm()
+    assert torch.isfinite(la.log_marginal_likelihood())
+
+
 class Words(nn.Module):
-    def __init__(self):
+    def __init__(self, **options):
         super().__init__()
-        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
+        self.table, self.head = nn.Embedding(6, 4, **options), nn.Linear(4, 3)
 
     def forward(self, x):
         return self.head(self.table(x).tanh().mean(1))
@@ -135,6 +182,21 @@ def test_kronecker_factors_over_unequal_batches_are_those_of_all_data(name):
     loss = nn.CrossEntropyLoss(reduction="sum")
     expected = hodiff.KFACOperator(model, loss, x, inputs, targets, bias="separate", reduction="sum")
     close(la.H_facs.to_matrix(), expected.to_dense())
+
+
+def test_embeddings_with_max_norm():
+    torch.manual_seed(0)
+    words, targets, model = torch.randint(6, (12, 5)), torch.randint(3, (12,)), Words(max_norm=0.5).double().eval()
+    with torch.no_grad():
+        model(words)  # rescales the rows
+    plain = Words().double()
+    plain.load_state_dict(model.state_dict())
+    backend, expected = Backend(model, "classification"), gauss_newton(plain, words)
+    close(backend.full(words, targets)[1], expected)
+    close(backend.diag(words, targets)[1], expected.diagonal())
+    indices = torch.tensor([0, 7, 30])
+    backend = Backend(model, "classification", subnetwork_indices=indices)
+    close(backend.full(words, targets)[1], expected[indices][:, indices])
 
 
 def by_pitsianis(block, p, q):
@@ -237,6 +299,30 @@ def test_subnetwork():
     close(backend.jacobians(inputs)[0], jacobians(model, inputs)[:, :, indices])
 
 
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_subnetwork_of_laplace(structure):
+    model, inputs, targets = draw("Recurrent")
+    indices = torch.tensor([3, 10, 50])
+    options = {"subnetwork_indices": indices, "backend": Backend}
+    la = Laplace(model, "classification", "subnetwork", structure, **options)
+    la.fit(DataLoader(TensorDataset(inputs, targets), batch_size=5))
+    expected = gauss_newton(model, inputs)[indices][:, indices]
+    close(la.H, expected if structure == "full" else expected.diagonal())
+    assert torch.isfinite(la(inputs)).all()
+
+
+def test_functional_laplace():
+    model, inputs, targets = draw("Attention", "regression")
+    data, variances = DataLoader(TensorDataset(inputs, targets), batch_size=5), []
+    for backend in (Backend, CurvlinopsGGN):
+        la = FunctionalLaplace(model, "regression", n_subset=12, backend=CurvlinopsGGN)
+        la._backend_cls = backend
+        la.fit(data)
+        assert type(la.backend) is backend
+        variances.append(la(inputs)[1])
+    close(*variances)
+
+
 def test_low_rank(monkeypatch):
     model, inputs, targets = draw("Recurrent")
     values, vectors = torch.linalg.eigh(gauss_newton(model, inputs))
@@ -250,11 +336,34 @@ def test_low_rank(monkeypatch):
     assert torch.isfinite(la.log_marginal_likelihood())
 
 
+@pytest.mark.parametrize("structure", ["full", "diag", "kron"])
+def test_outputs_of_tokens(structure):
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    _, inputs, _ = draw("Perceptron")
+    data = DataLoader(TensorDataset(inputs, torch.randn(12, 5, 3).double()), batch_size=5)
+    la = Laplace(Tokens().double(), "regression", "all", structure, backend=Backend)
+    la.fit(data)
+    assert la(inputs, pred_type="nn", link_approx="mc")[0].shape == (12, 5, 3)
+    with pytest.raises(hodiff.InputError, match=r"expected outputs \(examples, outputs\)"):
+        la(inputs)
+
+
 def test_jacobians_that_are_differentiated():
     model, inputs, _ = draw("Attention")
     inputs.requires_grad_()
-    J, _ = Backend(model, "classification").jacobians(inputs, enable_backprop=True)
+    backend = Backend(model, "classification")
+    J, _ = backend.jacobians(inputs, enable_backprop=True)
     (slope,) = torch.autograd.grad(J.square().sum(), inputs)
+    chosen = torch.arange(3).expand(12, 3)
+    J, _ = backend.selected_output_jacobians(inputs, chosen, enable_backprop=True)
+    close(torch.autograd.grad(J.square().sum(), inputs)[0], slope)
     direction, step = torch.randn_like(inputs), 1e-5
     ends = [jacobians(model, inputs.detach() + sign * step * direction).square().sum() for sign in (1, -1)]
     close((slope * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-6)
@@ -286,6 +395,26 @@ def test_diagonal_of_examples_that_influence_each_other():
     _, inputs, targets = draw("Perceptron")
     backend = Backend(model, "classification")
     close(backend.diag(inputs, targets)[1], backend.full(inputs, targets)[1].diagonal())
+    with pytest.raises(hodiff.InputError, match=r"do not depend on other examples .* call model.eval\(\)"):
+        backend.kron(inputs, targets, N=12)
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "fisher", "empirical-fisher", "hessian"])
+def test_buffers_of_models_in_training_mode_do_not_change(curvature):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    _, inputs, targets = draw("Perceptron")
+    inputs, before = inputs[:, 0], {name: buffer.clone() for name, buffer in model.named_buffers()}
+    backend = Backend(model, "classification", curvature=curvature)
+    backend.full(inputs, targets)
+    backend.diag(inputs, targets)
+    backend.eig_lowrank([(inputs, targets)])
+    backend.jacobians(inputs)
+    backend.jacobians(inputs, enable_backprop=True)
+    with pytest.raises(hodiff.InputError):
+        backend.kron(inputs, targets, N=12)
+    assert model.training
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
 
 
 def test_sharing_of_tokens():
@@ -305,6 +434,23 @@ def test_sharing_of_tokens():
     H = gauss_newton(model, inputs, "regression")
     close(given.to_matrix()[:12, :12], H[:12, :12])
     close(given.to_matrix()[12:, 12:], H[12:, 12:])
+
+
+def test_blocks_of_a_convolution():
+    """By "reduce", blocks of biases are exact; "expand" adds up squares of pixels' gradients, which may cancel."""
+    torch.manual_seed(1)
+    layers = nn.Conv1d(2, 3, 3, dilation=2), nn.ReLU(), nn.GroupNorm(3, 3), nn.Flatten(), nn.Linear(9, 3)
+    model = nn.Sequential(*layers).double()
+    inputs, targets = torch.randn(23, 2, 7).double(), torch.randint(3, (23,))
+    H = gauss_newton(model, inputs)
+    weight, bias = H[:18, :18], H[18:21, 18:21]
+    reduced, expanded = (
+        Backend(model, "classification", sharing=sharing).kron(inputs, targets, N=23)[1].kfacs[:2]
+        for sharing in ("reduce", "expand")
+    )
+    close(reduced[1][0], bias)
+    assert torch.kron(*reduced[0]).norm() < 0.2 * weight.norm()
+    assert expanded[1][0].norm() > 4 * bias.norm()
 
 
 @pytest.mark.parametrize("structure", ["full", "diag", "kron"])
