@@ -14,6 +14,7 @@ from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, requi
 from hodiff.common.chunks import LivePeak, resolve_chunk_size
 from hodiff.common.options import require_bool, require_bools, require_chunk_size
 from hodiff.common.trees import describe
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
 
@@ -28,6 +29,7 @@ _ALL_THREADS = 512 * 2**20
 _COMPILED = 8
 
 
+@leave_inference_mode
 def hessian(
     energy: Energy,
     positions: Tensor,
@@ -119,6 +121,7 @@ def hessian(
     return columns.t().reshape(len(wanted), 3, n // 3, 3)
 
 
+@leave_inference_mode
 def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> Tensor:
     r"""Multiply the Hessian of an energy with displacements of atoms, without computing the Hessian.
 

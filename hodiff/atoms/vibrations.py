@@ -16,6 +16,7 @@ from hodiff.atoms.systems import Atoms, Energy, atom_indices, require_positions
 from hodiff.common.options import require_bool, require_callable, require_chunk_size, require_number
 from hodiff.common.trees import describe
 from hodiff.derivatives import jacobian
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 
 # Energy in eV of a quantum of a mode whose eigenvalue is 1 eV / (Å² u), wavenumber in 1/cm of 1 eV, and intensity in
@@ -49,6 +50,7 @@ class Vibrations:
     intensities: Tensor | None
 
 
+@leave_inference_mode
 def vibrations(
     energy: Energy,
     positions: Tensor,
