@@ -13,9 +13,10 @@ from torch import Tensor
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
 from hodiff.common.chunks import LivePeak, resolve_chunk_size
 from hodiff.common.options import require_bool, require_bools, require_chunk_size
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
+from hodiff.errors import HodiffError, HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
 
 # Measured bytes of a group of columns under chunk_size="auto". On a CPU, groups that leave the cache were slower than
@@ -104,7 +105,15 @@ def hessian(
     if batched and compile:
         raise InputError("atoms.hessian: compile: expected False with batched=True, got True; omit one of them.")
     if batched and not several:
-        return _by_copies(energy, positions, moving, wanted, chunk_size, progress)
+        try:
+            return _by_copies(energy, positions, moving, wanted, chunk_size, progress)
+        except Exception as error:
+            if isinstance(error, (HodiffError, torch.OutOfMemoryError)) or not _accepts(energy, positions):
+                raise
+            raise InputError(
+                "atoms.hessian: batched: expected an energy of positions (B, N, 3), got one that takes (N, 3) and "
+                f"raises {type(error).__name__} for (B, N, 3): {error}; omit batched."
+            ) from error
     place = MovingAtoms.of("atoms.hessian", energy, positions, moving, systems)
     A = HessianOperator(place.energy, place.point, chunk_size=None, progress=False, compile=compile)
     if several:
@@ -161,10 +170,15 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
             f"atoms.hvp: v: expected a tensor of shape {shape} or (k, {shape[0]}, 3) and dtype {positions.dtype}, "
             f"got {describe(v)}; pass displacements of the free atoms."
         )
-    A = HessianOperator(place.energy, place.point, chunk_size=None)
     block = v.detach().to(positions.device).reshape(-1, place.point.numel()).t()
-    if block.shape[1] < 2:
-        return (A @ block).t().reshape(v.shape)
+    if block.shape[1] == 1:
+        # One evaluation is enough unless random numbers are drawn.
+        draw = RandomState([place.point])
+        once = HessianOperator(place.energy, place.point, chunk_size=None, check_deterministic=False) @ block
+        if not draw.advanced:
+            return once.t().reshape(v.shape)
+        draw.rewind()
+    A = HessianOperator(place.energy, place.point, chunk_size=None)
     return _columns(A, block, "auto").t().reshape(v.shape)
 
 
@@ -260,12 +274,19 @@ def _require_independent(A: HessianOperator, members: list[Tensor]) -> None:
     for each in members:
         weights[each] = 0.5 + torch.rand((), generator=draw).item()
     products = A @ torch.stack([v, weights * v], 1)
-    gap = (products[:, 1] - weights * products[:, 0]).abs().max()
-    if gap > torch.finfo(A.dtype).eps ** 0.5 * products.abs().max():
-        raise InputError(
-            "atoms.hessian: energy: expected systems that do not interact, got forces on a system that depend on the "
-            f"positions of another, by {gap:.1e}; compute their Hessian as that of one system."
-        )
+    gaps, sizes = (products[:, 1] - weights * products[:, 0]).abs(), products.abs().amax(1)
+    eps = torch.finfo(A.dtype).eps
+    for number, each in enumerate(members):
+        if not len(each):
+            continue
+        # A soft system next to a stiff one is compared with its own size.
+        gap = gaps[each].max()
+        if gap > eps**0.5 * sizes[each].max() + 100 * eps * sizes.max():
+            raise InputError(
+                f"atoms.hessian: energy: expected systems that do not interact, got forces on system {number} that "
+                f"depend on the positions of another, by {gap:.1e} in a product of size {sizes[each].max():.1e}; "
+                "compute their Hessian as that of one system."
+            )
 
 
 def _by_copies(
@@ -295,6 +316,15 @@ def _by_copies(
     found = [A @ group.reshape(-1) for group in columns.split(size)]
     result = torch.cat(found).view(-1, n)[: unit.shape[1]]
     return _symmetric(result) if rows is None else result.view(len(places), 3, n // 3, 3)
+
+
+def _accepts(energy: Energy, positions: Tensor) -> bool:
+    """Whether an energy takes the positions of a single system."""
+    try:
+        energy(positions.clone().requires_grad_() * 1)
+    except Exception:
+        return False
+    return True
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
