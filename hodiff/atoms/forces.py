@@ -200,7 +200,7 @@ def _check_slope(
 ) -> None:
     """Raise unless differences of energies along a direction agree with the forces."""
     function = MovingAtoms.of("check_forces", energy, x, None).energy
-    v, step = direction / direction.norm(dim=1).max(), _STEP * _shortest_distance(x)
+    v, step = direction / direction.norm(dim=1).max(), _STEP * shortest_distance(x)
 
     def rest(fraction: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the energy beyond the work of the forces, and its error."""
@@ -227,7 +227,7 @@ def _check_slope(
         )
 
 
-def _shortest_distance(x: Tensor) -> float:
+def shortest_distance(x: Tensor) -> float:
     """Return the shortest distance of two atoms; of a single atom, the size of its coordinates."""
     distances = cKDTree(x.double().cpu().numpy()).query(x.double().cpu().numpy(), k=2)[0][:, 1]
     found = distances[(distances > 0) & np.isfinite(distances)]

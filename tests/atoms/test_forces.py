@@ -190,6 +190,7 @@ def test_energies_that_compute_forces_of_their_own(keep: bool) -> None:
         hodiff.atoms.check_forces(energy, hodiff.atoms.forces(lennard_jones, x), x)
 
 
+@pytest.mark.filterwarnings("ignore:.*positions without forces")
 def test_inference_mode() -> None:
     x, (_, cell) = cluster(3), face_centred(1.5)
     v, masses = torch.randn_like(x), torch.ones(3)
