@@ -129,7 +129,7 @@ def check_forces(energy: Energy, forces: Any, positions: Tensor) -> None:
 
     Models that predict forces directly, cut the graph, or omit a part of the energy fail. Forces may differ from the
     gradient by 2e-10 of the largest force in float64 and 6e-4 in float32. The gradient itself is compared with
-    extrapolated differences of energies, along the forces and along a random direction, from 40 energies. It may differ
+    extrapolated differences of energies, along the forces and along a random direction, from 46 energies. It may differ
     by 5e-8 of the forces in float64 and 1e-3 in float32. Both tolerances grow by the rounding errors of the energy and
     the positions, and by the estimated error of the differences. `hodiff.check` searches for the cause.
 
