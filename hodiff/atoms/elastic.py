@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.atoms.columns import in_groups
 from hodiff.atoms.forces import energy_gradients, require_cell
-from hodiff.atoms.hessian import in_groups
 from hodiff.atoms.systems import require_one_energy, require_positions
 from hodiff.common.options import require_bool, require_callable, require_chunk_size
 from hodiff.derivatives.bound_function import leave_inference_mode

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array, kron
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from hodiff.atoms.hessian import in_groups
+from hodiff.atoms.columns import in_groups
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
 from hodiff.common.options import require_choice, require_chunk_size, require_number
 from hodiff.common.trees import describe
