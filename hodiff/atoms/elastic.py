@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.atoms.columns import in_groups
 from hodiff.atoms.forces import energy_gradients, require_cell
-from hodiff.atoms.hessian import in_groups
 from hodiff.atoms.systems import require_one_energy, require_positions
 from hodiff.common.options import require_bool, require_callable, require_chunk_size
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
 
@@ -42,6 +43,7 @@ class ElasticConstants:
     hessian: Tensor | None
 
 
+@leave_inference_mode
 def elastic_constants(
     energy: Callable[[Tensor, Tensor], Any],
     positions: Tensor,
@@ -63,7 +65,8 @@ def elastic_constants(
 
     Args:
         energy: Function `energy(positions, cell)` that returns the energy: a tensor of shape () or (1,). It must follow
-            the cell: shifts of periodic images are integers times the cell.
+            the cell: shifts of periodic images are integers times the cell. If it does not depend on it, a warning says
+            so.
         positions: Positions of shape (N, 3), at a minimum for relaxed constants.
         cell: Lattice vectors as rows, (3, 3).
         relaxed: Whether to compute relaxed constants, for 3 N more columns.
@@ -107,7 +110,7 @@ def elastic_constants(
     A = HessianOperator(strained, positions.new_zeros(size), chunk_size=None)
     full = in_groups(A, size, chunk_size, A.to_dense).double()
     volume = volume.double()
-    _, forces, stress = energy_gradients(caller, energy, positions, cell)
+    _, forces, stress = energy_gradients(caller, energy, positions, cell, follows_cell=True)
     assert stress is not None
     clamped = full[:6, :6] / volume
     if not relaxed:

@@ -17,6 +17,7 @@ from hodiff.atoms.systems import require_one_energy, require_positions
 from hodiff.atoms.vibrations import normal_modes, require_masses
 from hodiff.common.options import require_bool, require_callable, require_chunk_size, require_number
 from hodiff.derivatives import hvp
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 
 # Boltzmann's constant in eV/K.
@@ -64,6 +65,7 @@ class Gruneisen:
         return torch.linalg.solve(self.elastic, forces)
 
 
+@leave_inference_mode
 def gruneisen(
     energy: Callable[[Tensor, Tensor], Any],
     positions: Tensor,

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.atoms.columns import columns_in, first_columns, in_groups, multiply_columns, unit_columns
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
-from hodiff.common.chunks import LivePeak, resolve_chunk_size
+from hodiff.common.chunks import LivePeak
 from hodiff.common.options import require_bool, require_bools, require_chunk_size
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe
-from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import HodiffError, HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import HessianOperator
 
-# Measured bytes of a group of columns under chunk_size="auto". On a CPU, groups that leave the cache were slower than
-# single columns: with MACE and TorchANI, 10 to 40 MiB were fastest. Groups of two or three columns cost more than as
-# many single columns.
-_BUDGET = {"cpu": 16 * 2**20, "accelerator": 2**30}
-_LEAST = 4
-# Bytes of the groups that threads of a CPU compute at once; a single column may take more.
-_ALL_THREADS = 512 * 2**20
-# Number of columns that a compiled graph multiplies: each width is compiled anew.
-_COMPILED = 8
 
-
+@leave_inference_mode
 def hessian(
     energy: Energy,
     positions: Tensor,
@@ -102,7 +95,15 @@ def hessian(
     if batched and compile:
         raise InputError("atoms.hessian: compile: expected False with batched=True, got True; omit one of them.")
     if batched and not several:
-        return _by_copies(energy, positions, moving, wanted, chunk_size, progress)
+        try:
+            return _by_copies(energy, positions, moving, wanted, chunk_size, progress)
+        except Exception as error:
+            if isinstance(error, (HodiffError, torch.OutOfMemoryError)) or not _accepts(energy, positions):
+                raise
+            raise InputError(
+                "atoms.hessian: batched: expected an energy of positions (B, N, 3), got one that takes (N, 3) and "
+                f"raises {type(error).__name__} for (B, N, 3): {error}; omit batched."
+            ) from error
     place = MovingAtoms.of("atoms.hessian", energy, positions, moving, systems)
     A = HessianOperator(place.energy, place.point, chunk_size=None, progress=False, compile=compile)
     if several:
@@ -110,15 +111,16 @@ def hessian(
         return found if systems is not None else torch.stack(found)
     n = place.point.numel()
     if wanted is None and compile:
-        return _symmetric(_columns(A, _first_columns(A, n), chunk_size, compiled=True))
+        return _symmetric(multiply_columns(A, first_columns(A, n), chunk_size, compiled=True))
     if wanted is None:
         matrix = in_groups(A, n, chunk_size, partial(A.to_dense, progress=progress))
         return matrix.view(n // 3, 3, n // 3, 3)
-    unit = _unit_columns(wanted, place.point)
-    columns = _columns(A, unit, chunk_size, compiled=compile)
+    unit = unit_columns(wanted, place.point)
+    columns = multiply_columns(A, unit, chunk_size, compiled=compile)
     return columns.t().reshape(len(wanted), 3, n // 3, 3)
 
 
+@leave_inference_mode
 def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> Tensor:
     r"""Multiply the Hessian of an energy with displacements of atoms, without computing the Hessian.
 
@@ -158,70 +160,16 @@ def hvp(energy: Energy, positions: Tensor, v: Tensor, *, free: Atoms = None) -> 
             f"atoms.hvp: v: expected a tensor of shape {shape} or (k, {shape[0]}, 3) and dtype {positions.dtype}, "
             f"got {describe(v)}; pass displacements of the free atoms."
         )
-    A = HessianOperator(place.energy, place.point, chunk_size=None)
     block = v.detach().to(positions.device).reshape(-1, place.point.numel()).t()
     if block.shape[1] < 2:
-        return (A @ block).t().reshape(v.shape)
-    return _columns(A, block, "auto").t().reshape(v.shape)
-
-
-def in_groups(A: HessianOperator, columns: int, chunk_size: int | str | None, compute: Callable[[], Tensor]) -> Tensor:
-    """Give the operator groups of columns that fit into memory, and compute; again with smaller ones if it runs out."""
-    A.chunk_size, A.threads = _group_size(A, columns, chunk_size)
-    while True:
-        try:
-            return compute()
-        except torch.OutOfMemoryError:
-            if A.chunk_size == 1 or chunk_size != "auto":
-                raise
-        if A.device.type == "cuda":
-            torch.cuda.empty_cache()
-        A.chunk_size = max(A.chunk_size // 4, 1)
-
-
-def _group_size(A: HessianOperator, columns: int, chunk_size: int | str | None) -> tuple[int, int]:
-    """Return the number of columns in a group, and of groups at once."""
-    if chunk_size != "auto" or columns < 3:
-        return resolve_chunk_size(None if chunk_size == "auto" else chunk_size, columns, 0, A.device), 1
-    # The first product records the gradient, whose memory does not grow with the group.
-    A @ _first_columns(A, 1)
-    with LivePeak() as live:
-        A @ _first_columns(A, 1)
-    bytes_each = max(live.peak, 1)
-    size = _columns_in(bytes_each, columns, chunk_size, A.device)
-    if A.device.type != "cpu":
-        return size, 1
-    threads = torch.get_num_threads()
-    size = 1 if size < _LEAST else max(min(size, -(-columns // threads)), _LEAST)
-    return size, max(min(threads, _ALL_THREADS // (bytes_each * size)), 1)
-
-
-def _columns_in(bytes_each: int, columns: int, chunk_size: int | str | None, device: torch.device) -> int:
-    """Return the number of columns in a group, of which each takes `bytes_each` of measured memory."""
-    if chunk_size == "auto":
-        chunk_size = max(_BUDGET["cpu" if device.type == "cpu" else "accelerator"] // max(bytes_each, 1), 1)
-    return resolve_chunk_size(chunk_size, columns, bytes_each, device)
-
-
-def _first_columns(A: HessianOperator, count: int) -> Tensor:
-    return torch.eye(A.shape[0], count, dtype=A.dtype, device=A.device)
-
-
-def _columns(A: HessianOperator, block: Tensor, chunk_size: int | str | None, *, compiled: bool = False) -> Tensor:
-    """Multiply a block of columns in groups that fit into memory; compiled, in groups of one width."""
-    count = block.shape[1]
-    if not compiled:
-        return in_groups(A, count, chunk_size, lambda: A @ block)
-    A.chunk_size = resolve_chunk_size(_COMPILED if chunk_size == "auto" else chunk_size, count, 0, A.device)
-    return (A @ torch.nn.functional.pad(block, (0, -count % A.chunk_size)))[:, :count]
-
-
-def _unit_columns(atoms: Tensor, point: Tensor) -> Tensor:
-    """Return the unit vectors (3 F, 3 R) of the coordinates of some atoms."""
-    coordinates = (3 * atoms[:, None] + torch.arange(3)).flatten()
-    unit = point.new_zeros(point.numel(), len(coordinates))
-    unit[coordinates.to(point.device), torch.arange(len(coordinates), device=point.device)] = 1
-    return unit
+        # One evaluation is enough unless random numbers are drawn.
+        draw = RandomState([place.point])
+        once = HessianOperator(place.energy, place.point, chunk_size=None, check_deterministic=False) @ block
+        if not draw.advanced:
+            return once.t().reshape(v.shape)
+        draw.rewind()
+    A = HessianOperator(place.energy, place.point, chunk_size=None)
+    return multiply_columns(A, block, "auto").t().reshape(v.shape)
 
 
 def _among(caller: str, rows: Tensor | None, free: Tensor | None) -> Tensor | None:
@@ -242,7 +190,7 @@ def _of_systems(A: HessianOperator, place: MovingAtoms, chunk_size: int | str | 
     block = place.point.new_zeros(place.point.numel(), width)
     for each in members:
         block[each, torch.arange(len(each), device=each.device)] = 1
-    columns = _columns(A, block, chunk_size, compiled=compiled)
+    columns = multiply_columns(A, block, chunk_size, compiled=compiled)
     return [_symmetric(columns[each, : len(each)]) for each in members]
 
 
@@ -257,12 +205,19 @@ def _require_independent(A: HessianOperator, members: list[Tensor]) -> None:
     for each in members:
         weights[each] = 0.5 + torch.rand((), generator=draw).item()
     products = A @ torch.stack([v, weights * v], 1)
-    gap = (products[:, 1] - weights * products[:, 0]).abs().max()
-    if gap > torch.finfo(A.dtype).eps ** 0.5 * products.abs().max():
-        raise InputError(
-            "atoms.hessian: energy: expected systems that do not interact, got forces on a system that depend on the "
-            f"positions of another, by {gap:.1e}; compute their Hessian as that of one system."
-        )
+    gaps, sizes = (products[:, 1] - weights * products[:, 0]).abs(), products.abs().amax(1)
+    eps = torch.finfo(A.dtype).eps
+    for number, each in enumerate(members):
+        if not len(each):
+            continue
+        # A soft system next to a stiff one is compared with its own size.
+        gap = gaps[each].max()
+        if gap > eps**0.5 * sizes[each].max() + 100 * eps * sizes.max():
+            raise InputError(
+                f"atoms.hessian: energy: expected systems that do not interact, got forces on system {number} that "
+                f"depend on the positions of another, by {gap:.1e} in a product of size {sizes[each].max():.1e}; "
+                "compute their Hessian as that of one system."
+            )
 
 
 def _by_copies(
@@ -277,13 +232,13 @@ def _by_copies(
     one = MovingAtoms.of("atoms.hessian", energy, positions[None], free)
     n = one.point.numel()
     places = torch.arange(n // 3) if rows is None else rows
-    unit = _unit_columns(places, one.point)
+    unit = unit_columns(places, one.point)
     bytes_each = 0
     if chunk_size == "auto":
         with LivePeak() as live:
             HessianOperator(one.energy, one.point) @ unit[:, :1]
         bytes_each = live.peak
-    size = _columns_in(bytes_each, unit.shape[1], chunk_size, positions.device)
+    size = columns_in(bytes_each, unit.shape[1], chunk_size, positions.device)
     copies = MovingAtoms.of("atoms.hessian", energy, positions.expand(size, -1, -1).contiguous(), free)
     A = HessianOperator(copies.energy, copies.point)
     _require_independent(A, [each.to(positions.device) for each in copies.members()])
@@ -292,6 +247,15 @@ def _by_copies(
     found = [A @ group.reshape(-1) for group in columns.split(size)]
     result = torch.cat(found).view(-1, n)[: unit.shape[1]]
     return _symmetric(result) if rows is None else result.view(len(places), 3, n // 3, 3)
+
+
+def _accepts(energy: Energy, positions: Tensor) -> bool:
+    """Whether an energy takes the positions of a single system."""
+    try:
+        energy(positions.clone().requires_grad_() * 1)
+    except Exception:
+        return False
+    return True
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

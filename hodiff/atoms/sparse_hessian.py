@@ -11,10 +11,11 @@ from scipy.sparse import csr_array, kron
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from hodiff.atoms.hessian import in_groups
+from hodiff.atoms.columns import in_groups
 from hodiff.atoms.systems import Atoms, Energy, MovingAtoms, atom_indices, require_positions
 from hodiff.common.options import require_choice, require_chunk_size, require_number
 from hodiff.common.trees import describe
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators import HessianOperator
 from hodiff.sparse.coloring import Coloring, color
@@ -24,6 +25,7 @@ from hodiff.sparse.recovery.recover import recover, require_whole
 Array = np.ndarray[Any, Any]
 
 
+@leave_inference_mode
 def sparse_hessian(
     energy: Energy,
     positions: Tensor,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_callable
-from hodiff.common.trees import describe
+from hodiff.common.trees import describe, recordable
 from hodiff.errors import InputError
 
 Energy = Callable[[Tensor], Any]
@@ -31,7 +31,7 @@ def require_positions(caller: str, positions: Any, *, batches: bool = False) -> 
             f"{caller}: positions: expected a floating-point tensor of shape {wanted}, got {describe(positions)}; "
             "convert NumPy arrays by torch.from_numpy."
         )
-    return positions.detach()
+    return recordable(positions.detach())
 
 
 def atom_indices(caller: str, argument: str, atoms: Any, count: int) -> Tensor | None:
@@ -102,7 +102,8 @@ class MovingAtoms:
         place = None if free is None else free.to(positions.device)
 
         def total(point: Tensor) -> Tensor:
-            whole = point if place is None else positions.index_copy(-2, place, point)
+            # A copy, as energies may write into their argument.
+            whole = point.clone() if place is None else positions.index_copy(-2, place, point)
             return require_one_energy(caller, energy(whole), count)
 
         point = positions if place is None else positions.index_select(-2, place)

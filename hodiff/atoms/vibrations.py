@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +12,24 @@ import torch
 from scipy import constants
 from torch import Tensor
 
+from hodiff.atoms.forces import energy_gradients, shortest_distance
 from hodiff.atoms.hessian import hessian
 from hodiff.atoms.systems import Atoms, Energy, atom_indices, require_positions
 from hodiff.common.options import require_bool, require_callable, require_chunk_size, require_number
 from hodiff.common.trees import describe
 from hodiff.derivatives import jacobian
-from hodiff.errors import InputError
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 
 # Energy in eV of a quantum of a mode whose eigenvalue is 1 eV / (Å² u), wavenumber in 1/cm of 1 eV, and intensity in
 # km/mol of 1 e²/u.
 _QUANTUM = constants.hbar * 1e10 / math.sqrt(constants.e * constants.atomic_mass)
 _WAVENUMBER = constants.e / (constants.h * constants.c * 100)
 _INTENSITY = constants.N_A * constants.e**2 / (12e3 * constants.epsilon_0 * constants.c**2 * constants.atomic_mass)
+# Eigenvalues of the stiffer modes, relative to the largest, and the step to the minimum along them, relative to the
+# shortest distance of two atoms, above which frequencies are doubtful.
+_STIFF = 0.01
+_LARGEST_STEP = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Vibrations:
     intensities: Tensor | None
 
 
+@leave_inference_mode
 def vibrations(
     energy: Energy,
     positions: Tensor,
@@ -72,7 +80,8 @@ def vibrations(
 
     Args:
         energy: Function of the positions that returns the energy, as in `hessian`.
-        positions: Positions of shape (N, 3).
+        positions: Positions of shape (N, 3), at a minimum or a saddle. A warning says so if forces would move an atom
+            by a hundredth of the shortest distance, along modes above a tenth of the highest frequency.
         masses: Masses of all atoms in unified atomic mass units u, (N,).
         free: Atoms that move, as in `hessian`.
         dipole: Function of the positions that returns the dipole (3,), in elementary charges times the unit of length,
@@ -115,7 +124,9 @@ def vibrations(
             "atoms.vibrations: energy: expected finite second derivatives at the positions, got NaN or infinity; write "
             "angles by torch.atan2 of smooth functions, and distances that may be 0 without a root."
         )
-    eigenvalues, energies, modes = normal_modes(H, weights, energy_unit / length_unit**2)
+    unit = energy_unit / length_unit**2
+    eigenvalues, energies, modes = normal_modes(H, weights, unit)
+    _warn_of_forces(energy, positions, moving, eigenvalues / unit, modes)
     intensities = None
     if dipole is not None:
         slopes = _dipole_slopes(dipole, positions, moving)
@@ -137,6 +148,23 @@ def normal_modes(H: Tensor, weights: Tensor, unit: float = 1.0) -> tuple[Tensor,
     scale = weights.rsqrt().repeat_interleave(3)
     eigenvalues, vectors = torch.linalg.eigh(H.double().reshape(n, n) * unit * scale[:, None] * scale)
     return eigenvalues, _QUANTUM * eigenvalues.abs().sqrt() * eigenvalues.sign(), vectors.t() * scale
+
+
+def _warn_of_forces(energy: Energy, positions: Tensor, free: Tensor | None, eigenvalues: Tensor, modes: Tensor) -> None:
+    """Warn of positions that are not stationary: forces that would move an atom along the stiffer modes."""
+    _, forces, _ = energy_gradients("atoms.vibrations", energy, positions, None)
+    forces = forces if free is None else forces[free.to(forces.device)]
+    stiff = eigenvalues.abs() > _STIFF * eigenvalues.abs().max()
+    along = modes[stiff]
+    step = along.t() @ ((along @ forces.double().flatten()) / eigenvalues[stiff])
+    if (longest := step.view(-1, 3).norm(dim=1).max()) > _LARGEST_STEP * shortest_distance(positions):
+        warnings.warn(
+            "atoms.vibrations: positions: expected positions without forces, got forces whose Newton step moves an "
+            f"atom by {longest:.1e}, so that frequencies of rotations and soft modes are wrong; relax the positions "
+            "first.",
+            HodiffWarning,
+            stacklevel=levels_to_the_caller(),
+        )
 
 
 def require_masses(caller: str, masses: Any, positions: Tensor, free: Tensor | None) -> Tensor:

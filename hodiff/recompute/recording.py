@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
-from hodiff.errors import RouteError
+from hodiff.errors import InputError, RouteError
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
@@ -27,6 +27,7 @@ from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.torch_internals.autograd.grad_mode import gradients_of, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.wording import Wording, says
 
 T = TypeVar("T")
 
@@ -115,7 +116,29 @@ class Recording(Generic[T]):
 
         Raises:
             NotImplementedError: If a gradient with a graph would lose a part of it.
+            InputError: If the function has freed the graph.
+            RuntimeError: If torch cannot compute them for another reason.
         """
+        try:
+            return self._gradients(outputs, cotangents, graph, keep, curved)
+        except RuntimeError as error:
+            if not says(error, Wording.FREED_GRAPH):
+                raise
+            raise InputError(
+                "torch.autograd.grad: expected a function that keeps the graph of its result, got one in which this "
+                "call, or backward, freed it, as in models that compute forces themselves. Switch their forces off, or "
+                "pass retain_graph=True there, or create_graph=True if the result depends on the gradient; detach "
+                "tensors from outside of the function."
+            ) from error
+
+    def _gradients(
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor] | None,
+        graph: bool | None,
+        keep: bool,
+        curved: bool | None,
+    ) -> tuple[Tensor | None, ...]:
         live = [each.requires_grad for each in outputs]
         if not all(live):
             outputs = list(compress(outputs, live))

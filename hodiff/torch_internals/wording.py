@@ -96,6 +96,10 @@ class Wording(Enum):
         "a transform or a graph hides the numbers",
     )
     CHANGED_IN_PLACE = (r"modified by an inplace operation", "what a graph keeps is not any more what it was")
+    FREED_GRAPH = (
+        r"backward through the graph a second time",
+        "a graph is pulled back whose tensors were freed before",
+    )
     CHANGES_ZERO = (r"ZeroTensors are immutable", "an operator in place meets a tangent that is zero, without memory")
     OTHER_DEVICE = (r"same device|expected device", "tensors of two devices meet")
     NO_NUMBERS_TO_COPY = (r"out of meta tensor", "a copy from a device without numbers")

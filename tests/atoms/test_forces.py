@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from atoms.crystals import cluster, crystal_energy, face_centred, lennard_jones, slopes
+from atoms.crystals import SHIFTS, cluster, crystal_energy, face_centred, lennard_jones, slopes
 
 import hodiff
 
@@ -65,6 +65,174 @@ def test_single_precision_passes_the_check() -> None:
         return lennard_jones(x) - 1000
 
     hodiff.atoms.check_forces(shifted, hodiff.atoms.forces(shifted, x), x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stretch", "shift"),
+    [
+        (torch.float32, 0.1, 0),
+        (torch.float32, 0.01, 0),
+        (torch.float32, 0.1, 10),
+        (torch.float64, 1e-8, 0),
+        (torch.float64, 1e-3, 100),
+        (torch.float64, 1e-6, 10),
+    ],
+)
+def test_right_forces_pass_the_check_near_minima_and_far_from_the_origin(
+    dtype: torch.dtype, stretch: float, shift: float
+) -> None:
+    x = torch.tensor([[0.0, 0, 0], [2 ** (1 / 6) + stretch, 0, 0]], dtype=torch.float64).to(dtype) + shift
+    r = (x[1, 0] - x[0, 0]).item()
+    found = hodiff.atoms.forces(lennard_jones, x)
+    assert found[0, 0].item() == pytest.approx(slopes(np.array(r))[0], rel=20 * torch.finfo(dtype).eps, abs=1e-5)
+    hodiff.atoms.check_forces(lennard_jones, found, x)
+    hodiff.atoms.check_forces(lambda x: lennard_jones(x) - 1000, found, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the derivative of the function")
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float64, 1 + 1e-6), (torch.float32, 1.01)])
+def test_check_finds_gradients_with_a_wrong_factor(dtype: torch.dtype, factor: float) -> None:
+    x = cluster(5, dtype)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        energy = lennard_jones(x)
+        return factor * energy + (1 - factor) * energy.detach()
+
+    with pytest.raises(hodiff.CheckError, match="along the forces"):
+        hodiff.atoms.check_forces(scaled, hodiff.atoms.forces(scaled, x), x)
+
+
+def _minimum(dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([[0.0, 0, 0], [2 ** (1 / 6), 0, 0]], dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the derivative of the function")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_check_finds_missing_parts_where_forces_are_zero(dtype: torch.dtype) -> None:
+    x = _minimum(dtype)
+
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return lennard_jones(x) + 0.1 * x.detach().square().sum()
+
+    with pytest.raises(hodiff.CheckError, match="along a random direction"):
+        hodiff.atoms.check_forces(half, hodiff.atoms.forces(half, x), x)
+
+
+def test_check_finds_jumps_of_the_energy() -> None:
+    x = _minimum(torch.float64)
+
+    def jump(x: torch.Tensor) -> torch.Tensor:
+        return lennard_jones(x) + 1e-3 * (x[0, 0] >= 0)
+
+    with pytest.raises(hodiff.CheckError, match="not smoothly"):
+        hodiff.atoms.check_forces(jump, hodiff.atoms.forces(jump, x), x)
+
+
+def test_check_leaves_buffers_as_they_are() -> None:
+    norm = torch.nn.BatchNorm1d(3).double()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x).cos().sum()
+
+    model, x = Model(), cluster(5)
+    hodiff.atoms.check_forces(model, lambda x: hodiff.atoms.forces(model, x), x)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 0
+    assert norm.running_mean is not None
+    assert not norm.running_mean.any()
+
+
+def test_energies_without_their_cell() -> None:
+    x, cell = face_centred(1.5)
+    shifts = SHIFTS @ cell
+
+    def fixed(x: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
+        return crystal_energy(x, torch.linalg.solve(SHIFTS.T @ SHIFTS, SHIFTS.T @ shifts))
+
+    calls = (
+        lambda energy: hodiff.atoms.forces(energy, torch.cat([x, x + 0.4]), cell),
+        lambda energy: hodiff.atoms.elastic_constants(energy, torch.cat([x, x + 0.4]), cell, relaxed=False),
+    )
+    for call in calls:
+        with pytest.warns(hodiff.HodiffWarning, match="depends on its argument cell"):
+            call(fixed)
+        call(crystal_energy)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_energies_that_compute_forces_of_their_own(keep: bool) -> None:
+    x = cluster(4)
+
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        x = x if x.requires_grad else x.requires_grad_()
+        found = lennard_jones(x)
+        torch.autograd.grad(found, x, retain_graph=keep)
+        return found
+
+    calls = (
+        lambda energy: hodiff.atoms.forces(energy, x),
+        lambda energy: hodiff.atoms.hessian(energy, x),
+        lambda energy: hodiff.atoms.hvp(energy, x, x),
+        lambda energy: hodiff.hvp(energy, x, x),
+    )
+    for call in calls:
+        if keep:
+            torch.testing.assert_close(call(energy), call(lennard_jones))
+        else:
+            with pytest.raises(hodiff.InputError, match=r"models that compute forces themselves.*retain_graph=True"):
+                call(energy)
+    if keep:
+        hodiff.atoms.check_forces(energy, hodiff.atoms.forces(lennard_jones, x), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*positions without forces")
+def test_inference_mode() -> None:
+    x, (_, cell) = cluster(3), face_centred(1.5)
+    v, masses = torch.randn_like(x), torch.ones(3)
+    atoms = hodiff.atoms
+
+    def trap(x: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
+        near = (x - torch.tensor([[0.0], [1.0], [2.0]])).square().sum()
+        return near + (x[1] - x[0] - cell[0]).square().sum() ** 2 + (cell @ cell.T).square().sum()
+
+    def calls(x: torch.Tensor, cell: torch.Tensor) -> list[torch.Tensor]:
+        atoms.check_forces(lennard_jones, atoms.forces(lennard_jones, x), x)
+        elastic = atoms.elastic_constants(trap, x, cell, relaxed=False)
+        return [
+            *atoms.forces(trap, x, cell),
+            atoms.hessian(lennard_jones, x, free=[0, 2]),
+            atoms.hvp(lennard_jones, x, v),
+            atoms.sparse_hessian(lennard_jones, x, 9.0, free=[0, 2]).to_dense(),
+            atoms.vibrations(lennard_jones, x, masses).eigenvalues,
+            elastic.clamped,
+        ]
+
+    expected = calls(x, cell)
+    with torch.inference_mode():
+        within, own = calls(x, cell), calls(x.clone(), cell.clone())
+    for one, other, third in zip(expected, within, own, strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, third)
+
+
+def test_energies_that_write_into_the_positions() -> None:
+    x = cluster(4)
+
+    def centred(x: torch.Tensor) -> torch.Tensor:
+        x -= x.mean(0)
+        return lennard_jones(x)
+
+    before = x.clone()
+    torch.testing.assert_close(hodiff.atoms.forces(centred, x), hodiff.atoms.forces(lennard_jones, x))
+    torch.testing.assert_close(hodiff.atoms.hessian(centred, x), hodiff.atoms.hessian(lennard_jones, x))
+    torch.testing.assert_close(hodiff.atoms.hvp(centred, x, x), hodiff.atoms.hvp(lennard_jones, x, x))
+    hodiff.atoms.check_forces(centred, hodiff.atoms.forces(lennard_jones, x), x)
+    torch.testing.assert_close(x, before)
 
 
 def test_wrong_cells() -> None:

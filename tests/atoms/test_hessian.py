@@ -135,6 +135,65 @@ def test_interacting_systems_are_refused(x: Tensor) -> None:
         hodiff.atoms.hessian(lambda x: lennard_jones(x - 1e-2 * x.sin().mean(0)), x, batched=True)
 
 
+def test_soft_systems_next_to_stiff_ones_are_compared_by_themselves(x: Tensor) -> None:
+    def apart(y: Tensor) -> Tensor:
+        first, second = y.split(len(x))
+        return 1e6 * lennard_jones(first) + lennard_jones(second)
+
+    systems = torch.arange(2).repeat_interleave(len(x))
+    both = torch.cat([x, x + 20])
+    found = hodiff.atoms.hessian(apart, both, systems=systems)
+    exact = torch.from_numpy(pair_hessian(x.numpy()))
+    assert near(found[0], 1e6 * exact)
+    assert near(found[1], exact)
+
+    def weak(y: Tensor) -> Tensor:
+        first, second = y.split(len(x))
+        return apart(y) + 0.1 * (first.mean(0) * second.mean(0)).sum()
+
+    with pytest.raises(hodiff.InputError, match="forces on system 1 that depend on the positions of another"):
+        hodiff.atoms.hessian(weak, both, systems=systems)
+
+
+def test_batches_of_energies_of_a_single_system_are_refused(x: Tensor) -> None:
+    def single(x: Tensor) -> Tensor:
+        atoms, _ = x.shape
+        return lennard_jones(x) / atoms
+
+    with pytest.raises(hodiff.InputError, match=r"batched: expected an energy of positions \(B, N, 3\)"):
+        hodiff.atoms.hessian(single, x, batched=True)
+    with pytest.raises(ZeroDivisionError):
+        hodiff.atoms.hessian(lambda x: lennard_jones(x) / 0 + 1 / 0, x, batched=True)
+
+
+def test_one_product_evaluates_the_energy_once(x: Tensor) -> None:
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(1)
+        return lennard_jones(x)
+
+    # A first call may compare the gradient with differences, once for each function.
+    hodiff.atoms.hvp(counted, x, x)
+    calls.clear()
+    found = hodiff.atoms.hvp(counted, x, x)
+    assert len(calls) == 1
+    torch.testing.assert_close(found, (torch.from_numpy(pair_hessian(x.numpy())) * x).sum((2, 3)))
+
+    def noisy(x: Tensor) -> Tensor:
+        return lennard_jones(torch.nn.functional.dropout(x, 0.5))
+
+    with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+        hodiff.atoms.hvp(noisy, x, x)
+
+    def seeded(x: Tensor) -> Tensor:
+        return lennard_jones(x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double())
+
+    torch.testing.assert_close(
+        hodiff.atoms.hvp(seeded, x, x)[None], hodiff.atoms.hvp(seeded, x, torch.stack([x, x]))[:1]
+    )
+
+
 class Cube(torch.autograd.Function):
     """Without rules for vmap."""
 

@@ -102,3 +102,16 @@ def test_wrong_masses(line: Tensor, masses: object) -> None:
 def test_wrong_dipole(line: Tensor) -> None:
     with pytest.raises(hodiff.InputError, match="dipole: expected a function that returns a tensor of shape"):
         hodiff.atoms.vibrations(carbon_dioxide, line, MASSES, dipole=lambda x: CHARGES @ x.norm(dim=1))
+
+
+@pytest.mark.parametrize("free", [None, [0, 2]])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_positions_with_forces_warn(line: Tensor, free: list[int] | None, sign: int) -> None:
+    def signed(x: Tensor) -> Tensor:
+        return sign * carbon_dioxide(x)
+
+    with pytest.warns(hodiff.HodiffWarning, match="positions without forces.*relax the positions") as found:
+        hodiff.atoms.vibrations(signed, 1.02 * line, MASSES, free=free)
+    # The potential is harmonic, so the step leads to the minimum.
+    assert f"moves an atom by {0.02 * 1.16:.1e}" in str(found[0].message)
+    hodiff.atoms.vibrations(signed, 1.001 * line, MASSES, free=free)

@@ -112,6 +112,12 @@ def _jvp_at_ones(f: Callable[[Tensor], Tensor]) -> Any:
     return jvp(f, (torch.ones(3, 3),), (torch.ones(3, 3),))
 
 
+def _pulled_back_twice() -> None:
+    y = _x().square().sum()
+    y.backward()
+    y.backward()
+
+
 def _changed_in_place():
     x, w = torch.ones(2, requires_grad=True), torch.ones(2)
     y = (w * x).sum()
@@ -299,6 +305,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         _without_data,
     ),
     Wording.CHANGED_IN_PLACE: (_changed_in_place,),
+    Wording.FREED_GRAPH: (_pulled_back_twice,),
     Wording.CHANGES_ZERO: (_zero_in_place,),
     Wording.OTHER_DEVICE: (
         lambda: torch.ones(2) + torch.ones(2, device="meta"),
