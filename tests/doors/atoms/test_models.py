@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from doors.atoms.comparisons import compare_loss_by_weights
 from doors.atoms.differences import hessian_by_differences
 from doors.atoms.potentials import mace_calculator, torchani_model, torchmdnet_model
 
 import hodiff.atoms.ase
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,8 +46,8 @@ def test_mace(mace: Any, methanol: Any) -> None:
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, own) < 1e-12
     assert largest_difference(H, differences) < 1e-7
-    bound = bind_model("test", mace, methanol)
-    hodiff.atoms.check_forces(bound.of_positions, torch.from_numpy(forces), bound.positions)
+    bound = energy_of(mace, methanol)
+    hodiff.atoms.check_forces(bound.energy, torch.from_numpy(forces), bound.positions)
 
 
 def test_mace_in_single_precision(mace: Any, methanol: Any) -> None:
@@ -66,7 +67,7 @@ def test_mace_crystal(mace: Any) -> None:
     H = aluminium.calc.get_property("hessian", aluminium)
     assert largest_difference(H, hessian_by_differences(aluminium)) < 1e-6
     # Second derivatives by strain against differences of MACE's stress: the clamped constants at this stress.
-    bound = bind_model("test", mace, aluminium)
+    bound = energy_of(mace, aluminium)
     C = hodiff.atoms.elastic_constants(bound.energy, bound.positions, bound.cell, relaxed=False)
     cell, places = aluminium.cell.array.copy(), aluminium.get_scaled_positions()
     step, energies = 1e-3, []
@@ -82,7 +83,7 @@ def test_mace_crystal(mace: Any) -> None:
 
 def test_mace_without_batching_rules_in_copies(mace: Any, methanol: Any) -> None:
     """Copies of a molecule in one graph of MACE, as where its kernels have no rules for vmap."""
-    bound = bind_model("test", mace, methanol)
+    bound = energy_of(mace, methanol)
     one = mace._atoms_to_batch(methanol).to_dict()
     n = len(methanol)
 
@@ -101,9 +102,40 @@ def test_mace_without_batching_rules_in_copies(mace: Any, methanol: Any) -> None
         )
         return mace.models[0](graph, compute_force=False)["energy"]
 
-    expected = hodiff.atoms.hessian(bound.of_positions, bound.positions)
+    expected = hodiff.atoms.hessian(bound.energy, bound.positions)
     found = hodiff.atoms.hessian(energies, bound.positions, batched=True, chunk_size=7)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("package", ["mace", "torchani"])
+def test_loss_of_products_by_weights(package: str) -> None:
+    model = mace_calculator() if package == "mace" else torchani_model()
+    module = model.models[0] if package == "mace" else model
+    # MACE's calculator freezes its models.
+    compare_loss_by_weights(model, module.requires_grad_())
+
+
+@pytest.mark.parametrize("place", [np.nan, np.inf])
+def test_atoms_that_are_not_finite(mace: Any, methanol: Any, place: float) -> None:
+    """MACE's neighbour list finds nothing there, so that its energy is finite."""
+    methanol.calc = hodiff.atoms.ase.calculator(mace)
+    methanol.positions[0, 0] = place
+    for call in (methanol.get_potential_energy, methanol.get_forces, lambda: methanol.calc.get_hessian(methanol)):
+        with pytest.raises(hodiff.InputError, match=r"expected finite positions, got .* for atom 0"):
+            call()
+
+
+def test_settings_of_a_calculator_change(methanol: Any) -> None:
+    model = mace_calculator()
+    methanol.calc = hodiff.atoms.ase.calculator(model)
+    energy, forces = methanol.get_potential_energy(), methanol.get_forces()
+    model.energy_units_to_eV = 2.0
+    assert methanol.get_potential_energy() == pytest.approx(2 * energy)
+    np.testing.assert_allclose(methanol.get_forces(), 2 * forces)
+    with torch.no_grad():
+        for each in model.models[0].parameters():
+            each.zero_()
+    assert abs(methanol.get_potential_energy()) < 1e-12
 
 
 def test_torchani(methanol: Any) -> None:
