@@ -134,10 +134,15 @@ def _of_mace(caller: str, calculator: Any, atoms: Any) -> BoundModel:
             f"{caller}: model: expected a MACECalculator, got {name_of(calculator)}; pass "
             "MACECalculator(models=model, device=...), which knows the cutoff and the elements."
         )
-    if calculator.use_compile:
+    if calculator.use_compile or any(getattr(calculator, f"pad_num_{what}", 0) for what in ("atoms", "edges")):
         raise InputError(
-            f"{caller}: model: expected a MACECalculator without compile_mode, got one with it, which pads the graph; "
-            "omit compile_mode."
+            f"{caller}: model: expected a MACECalculator without compile_mode and padding, got one with a padded "
+            "graph; omit compile_mode, pad_num_atoms and pad_num_edges."
+        )
+    if "Energy" not in calculator.model_type and "Dipole" in calculator.model_type:
+        raise InputError(
+            f"{caller}: model: expected a MACECalculator with energies, got the model_type {calculator.model_type}; "
+            "pass a model of energies."
         )
     dtype, device = _kind_of(calculator.models[0])
     # The same as `calculate` of the calculator passes to its models; MACE has no public function for it.
@@ -155,7 +160,7 @@ def _of_mace(caller: str, calculator: Any, atoms: Any) -> BoundModel:
     def energy(positions: Tensor, cell: Tensor) -> Tensor:
         moved = {**batch, "positions": positions, "cell": cell, "shifts": images @ cell}
         energies = [each(dict(moved), compute_force=False)["energy"] for each in calculator.models]
-        return unit * torch.stack(energies).sum()
+        return unit * torch.stack(energies).sum(0).reshape(())
 
     # MACE gives atoms without a cell one of its own.
     return BoundModel(energy, batch["positions"].detach(), batch["cell"].detach().view(3, 3))

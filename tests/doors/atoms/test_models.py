@@ -125,6 +125,14 @@ def test_atoms_that_are_not_finite(mace: Any, methanol: Any, place: float) -> No
             call()
 
 
+def test_padded_graphs_and_models_of_dipoles_are_refused(mace: Any, methanol: Any, monkeypatch: Any) -> None:
+    for name, value, message in (("pad_num_atoms", 8, "with a padded graph"), ("model_type", "DipoleMACE", "energies")):
+        with monkeypatch.context() as changed:
+            changed.setattr(mace, name, value)
+            with pytest.raises(hodiff.InputError, match=message):
+                energy_of(mace, methanol)
+
+
 def test_settings_of_a_calculator_change(methanol: Any) -> None:
     model = mace_calculator()
     methanol.calc = hodiff.atoms.ase.calculator(model)
