@@ -171,6 +171,8 @@ def _of_torchani(caller: str, model: Any, atoms: Any) -> BoundModel:
 
     model = getattr(model, "model", model)
     positions, cell = _tensors(atoms, *_kind_of(model))
+    if any(atoms.pbc):  # TorchANI inverts the cell, also that of a slab.
+        cell = torch.as_tensor(atoms.cell.complete().array).to(cell)
     species = torch.as_tensor(atoms.numbers, device=positions.device).long()[None]
     pbc = torch.as_tensor(atoms.pbc, device=positions.device)
 
@@ -184,6 +186,16 @@ def _of_torchani(caller: str, model: Any, atoms: Any) -> BoundModel:
 
 def _of_torchmdnet(caller: str, model: Any, atoms: Any) -> BoundModel:
     positions, cell = _tensors(atoms, *_kind_of(model))
+    cutoff = float(getattr(getattr(model, "representation_model", None), "cutoff_upper", 0))
+    # TorchMD-Net looks at the nearest image of each atom only, in all three directions.
+    if any(atoms.pbc) and not (
+        all(atoms.pbc) and 2 * cutoff <= 1 / np.linalg.norm(atoms.cell.reciprocal(), axis=1).max()
+    ):
+        raise InputError(
+            f"{caller}: atoms: expected a cell of at least twice the cutoff of {cutoff} Å, periodic in all directions or "
+            f"none, as TorchMD-Net takes one image of each atom, got pbc={atoms.pbc.tolist()} and the cell "
+            f"{atoms.cell.array.tolist()}; repeat the cell, or add a vacuum."
+        )
     numbers = torch.as_tensor(atoms.numbers, device=positions.device).long()
 
     def energy(positions: Tensor, cell: Tensor) -> Tensor:

@@ -185,3 +185,27 @@ def test_torchmdnet(methanol: Any) -> None:
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, hessian_by_differences(methanol)) < 1e-6
     assert model.derivative
+
+
+def test_cells_that_torchmdnet_does_not_take() -> None:
+    """TorchMD-Net itself returns an energy for them, which differs from that of the repeated cell."""
+    model, atoms = torchmdnet_model(), molecule("CH3OH", cell=[9.2, 9.3, 9.4], pbc=True)
+    once, twice = (hodiff.atoms.ase.calculator(model).get_potential_energy(each) for each in (atoms, atoms * (2, 1, 1)))
+    assert twice == pytest.approx(2 * once)
+    for cell, pbc in (([9.2, 9.3, 8.9], True), ([9.2, 9.3, 9.4], [True, True, False])):
+        atoms.set_cell(cell)
+        atoms.pbc = pbc
+        with pytest.raises(hodiff.InputError, match="expected a cell of at least twice the cutoff"):
+            energy_of(model, atoms)
+
+
+def test_torchani_for_a_slab(methanol: Any) -> None:
+    """A cell without a third vector, as in ASE's slabs without vacuum."""
+    model = torchani_model()
+    methanol.set_cell([9.0, 9.5, 0])
+    methanol.pbc = [True, True, False]
+    methanol.calc = model.ase()
+    energy, forces = methanol.get_potential_energy(), methanol.get_forces()
+    methanol.calc = hodiff.atoms.ase.calculator(model)
+    assert methanol.get_potential_energy() == pytest.approx(energy)
+    assert largest_difference(methanol.get_forces(), forces) < 1e-10
