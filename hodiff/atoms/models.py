@@ -192,8 +192,8 @@ def _of_torchmdnet(caller: str, model: Any, atoms: Any) -> BoundModel:
         all(atoms.pbc) and 2 * cutoff <= 1 / np.linalg.norm(atoms.cell.reciprocal(), axis=1).max()
     ):
         raise InputError(
-            f"{caller}: atoms: expected a cell of at least twice the cutoff of {cutoff} Å, periodic in all directions or "
-            f"none, as TorchMD-Net takes one image of each atom, got pbc={atoms.pbc.tolist()} and the cell "
+            f"{caller}: atoms: expected a cell of at least twice the cutoff of {cutoff} Å, periodic in all directions, "
+            f"or no cell, as TorchMD-Net takes one image of each atom, got pbc={atoms.pbc.tolist()} and the cell "
             f"{atoms.cell.array.tolist()}; repeat the cell, or add a vacuum."
         )
     numbers = torch.as_tensor(atoms.numbers, device=positions.device).long()
