@@ -31,6 +31,7 @@ def compare_molecule(model: Any) -> None:
     assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-12)
     assert largest_difference(atoms.get_forces(), forces) < 1e-12
     assert largest_difference(atoms.calc.get_hessian(atoms), differences) < 1e-6
+    assert not atoms.calc.check_state(atoms)
     atoms.positions[1, 2] = np.nan
     for call in (atoms.get_forces, lambda: atoms.calc.get_hessian(atoms), lambda: energy_of(model, atoms)):
         with pytest.raises(hodiff.InputError, match=r"expected finite positions, got .* for atom 1"):

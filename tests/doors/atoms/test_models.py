@@ -46,6 +46,7 @@ def test_mace(mace: Any, methanol: Any) -> None:
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, own) < 1e-12
     assert largest_difference(H, differences) < 1e-7
+    assert not methanol.calc.check_state(methanol)
     bound = energy_of(mace, methanol)
     hodiff.atoms.check_forces(bound.energy, torch.from_numpy(forces), bound.positions)
 
@@ -156,6 +157,7 @@ def test_torchani(methanol: Any) -> None:
     assert largest_difference(methanol.get_forces(), forces) < 1e-12
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, differences) < 1e-6
+    assert not methanol.calc.check_state(methanol)
     species, places = torch.from_numpy(methanol.numbers)[None], torch.from_numpy(methanol.positions)[None]
     own = energies_forces_and_hessians(model, species, places).hessians
     from ase.units import Hartree
@@ -183,6 +185,7 @@ def test_torchmdnet(methanol: Any) -> None:
     methanol.calc = hodiff.atoms.ase.calculator(model)
     assert largest_difference(methanol.get_forces(), forces.detach().numpy()) < 1e-12
     H = methanol.calc.get_hessian(methanol)
+    assert not methanol.calc.check_state(methanol)
     assert largest_difference(H, hessian_by_differences(methanol)) < 1e-6
     assert model.derivative
 
