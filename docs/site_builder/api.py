@@ -26,6 +26,8 @@ ROOMS = {
     "hodiff.meta": "hodiff.meta",
     "hodiff.sparse": "hodiff.sparse",
     "hodiff.atoms": "hodiff.atoms: interatomic potentials",
+    "hodiff.atoms.ase": "hodiff.atoms.ase: calculators with Hessians",
+    "hodiff.atoms.phonopy": "hodiff.atoms.phonopy: force constants",
     "hodiff.taylor": "hodiff.taylor",
     "hodiff.checks": "hodiff.checks",
     "hodiff.audit": "hodiff.audit",

@@ -8,6 +8,7 @@ import torch
 
 from hodiff.atoms.hessian import hessian
 from hodiff.atoms.models import bind_model
+from hodiff.errors import InputError
 
 
 def force_constants(
@@ -29,10 +30,11 @@ def force_constants(
         progress: As in `hodiff.atoms.hessian`.
 
     Returns:
-        The force constants (P, N, 3, 3), float64, for P atoms in the primitive cell and N in the supercell.
+        The force constants (P, N, 3, 3), float64, for P atoms in the primitive cell and N in the supercell: those that
+        phonopy calls compact.
 
     Raises:
-        InputError: If the model is none that hodiff knows, or an option is invalid.
+        InputError: If `phonon` is something else, the model is none that hodiff knows, or an option is invalid.
 
     Example:
         >>> import hodiff.atoms.phonopy, phonopy, torch
@@ -54,11 +56,16 @@ def force_constants(
     """
     from ase import Atoms
 
+    if not all(hasattr(phonon, name) for name in ("supercell", "primitive", "force_constants")):
+        raise InputError(
+            f"atoms.phonopy.force_constants: phonon: expected a phonopy.Phonopy, got {type(phonon).__name__}; create "
+            "Phonopy(unitcell, supercell_matrix)."
+        )
     supercell = phonon.supercell
     atoms = Atoms(supercell.numbers, supercell.positions, cell=supercell.cell, pbc=True)
     bound = bind_model("atoms.phonopy.force_constants", model, atoms)
     rows = torch.as_tensor(phonon.primitive.p2s_map).long()
-    found = hessian(bound.of_positions, bound.positions, rows=rows, chunk_size=chunk_size, progress=progress)
+    found = hessian(bound.energy, bound.positions, rows=rows, chunk_size=chunk_size, progress=progress)
     result: torch.Tensor = found.transpose(1, 2).double().cpu().contiguous()
     phonon.force_constants = result.numpy()
     return result

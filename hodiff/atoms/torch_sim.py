@@ -59,6 +59,11 @@ def hessian(
 
 def energies_of(caller: str, model: Any, state: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the energies of a state's systems, as a function of positions and cells with vectors as rows."""
+    for name in ("positions", "cell"):
+        if not getattr(state, name).isfinite().all():
+            raise InputError(
+                f"{caller}: state: expected finite {name}, got NaN or Inf among them; repair the structure."
+            )
 
     def energies(positions: Tensor, cells: Tensor) -> Tensor:
         moved = state.clone()

@@ -9,7 +9,7 @@ from ase.build import bulk, molecule
 from doors.atoms.differences import hessian_by_differences
 
 import hodiff.atoms.ase
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 
 
 def rattled(atoms: Any) -> Any:
@@ -31,6 +31,11 @@ def compare_molecule(model: Any) -> None:
     assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-12)
     assert largest_difference(atoms.get_forces(), forces) < 1e-12
     assert largest_difference(atoms.calc.get_hessian(atoms), differences) < 1e-6
+    assert not atoms.calc.check_state(atoms)
+    atoms.positions[1, 2] = np.nan
+    for call in (atoms.get_forces, lambda: atoms.calc.get_hessian(atoms), lambda: energy_of(model, atoms)):
+        with pytest.raises(hodiff.InputError, match=r"expected finite positions, got .* for atom 1"):
+            call()
 
 
 def compare_crystal(model: Any) -> None:
@@ -41,7 +46,7 @@ def compare_crystal(model: Any) -> None:
     atoms.calc = hodiff.atoms.ase.calculator(model)
     assert largest_difference(atoms.get_stress(), stress) < 1e-10
     assert largest_difference(atoms.calc.get_hessian(atoms), differences) < 1e-6
-    bound = bind_model("test", model, atoms)
+    bound = energy_of(model, atoms)
     C = hodiff.atoms.elastic_constants(bound.energy, bound.positions, bound.cell, relaxed=False)
     step, energies = 1e-3, []
     cell, places = atoms.cell.array.copy(), atoms.get_scaled_positions()
@@ -54,17 +59,17 @@ def compare_crystal(model: Any) -> None:
     assert C.clamped[0, 0].item() == pytest.approx(second, rel=2e-3)
 
 
-def compare_loss_by_weights(model: Any) -> None:
+def compare_loss_by_weights(model: Any, module: torch.nn.Module) -> None:
     """Compare third derivatives, twice by positions and once by weights, with differences of a loss."""
     atoms = rattled(molecule("H2O"))
-    bound = bind_model("test", model, atoms)
+    bound = energy_of(model, atoms)
     draw = torch.Generator().manual_seed(0)
     v = torch.randn(3, 3, generator=draw, dtype=torch.float64)
-    weights = [each for each in model.model.parameters() if each.requires_grad and each.numel() > 1]
+    weights = [each for each in module.parameters() if each.requires_grad and each.numel() > 1]
     u = [torch.randn(each.shape, generator=draw, dtype=torch.float64) for each in weights]
 
     def loss() -> torch.Tensor:
-        _, force, product = hodiff.value_grad_hvp(bound.of_positions, bound.positions, v)
+        _, force, product = hodiff.value_grad_hvp(bound.energy, bound.positions, v)
         return force.square().sum() + product.square().sum()
 
     gradients = torch.autograd.grad(loss(), weights, allow_unused=True)

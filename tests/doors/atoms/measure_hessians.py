@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from doors.atoms.potentials import mace_calculator, torchani_model
 
 import hodiff
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 from hodiff.common.chunks import LivePeak
 
 
@@ -40,7 +40,7 @@ def ways_of_mace(atoms: Any) -> dict[str, Callable[[], torch.Tensor]]:
     from mace.modules.utils import compute_hessians_loop
 
     calculator = mace_calculator()
-    bound = bind_model("measure", calculator, atoms)
+    bound = energy_of(calculator, atoms)
 
     def loop() -> torch.Tensor:
         batch = calculator._atoms_to_batch(atoms).to_dict()
@@ -50,7 +50,7 @@ def ways_of_mace(atoms: Any) -> dict[str, Callable[[], torch.Tensor]]:
     return {
         "MACE, `get_hessian` (`compute_hessians_vmap`)": lambda: torch.from_numpy(calculator.get_hessian(atoms)),
         "MACE, `compute_hessians_loop`": loop,
-        "MACE, `hodiff.atoms.hessian`": lambda: hodiff.atoms.hessian(bound.of_positions, bound.positions),
+        "MACE, `hodiff.atoms.hessian`": lambda: hodiff.atoms.hessian(bound.energy, bound.positions),
     }
 
 
@@ -58,13 +58,13 @@ def ways_of_torchani(atoms: Any) -> dict[str, Callable[[], torch.Tensor]]:
     from torchani.grad import energies_forces_and_hessians
 
     model = torchani_model()
-    bound = bind_model("measure", model, atoms)
+    bound = energy_of(model, atoms)
     species, places = torch.from_numpy(atoms.numbers)[None], torch.from_numpy(atoms.positions)[None]
     return {
         "TorchANI, `energies_forces_and_hessians`": lambda: (
             Hartree * energies_forces_and_hessians(model, species, places.clone()).hessians.detach()
         ),
-        "TorchANI, `hodiff.atoms.hessian`": lambda: hodiff.atoms.hessian(bound.of_positions, bound.positions),
+        "TorchANI, `hodiff.atoms.hessian`": lambda: hodiff.atoms.hessian(bound.energy, bound.positions),
     }
 
 

@@ -10,14 +10,15 @@ from ase import Atoms, units
 from ase.build import bulk, molecule
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.lj import LennardJones
-from ase.constraints import FixAtoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms, FixBondLength, FixCartesian, FixCom, FixedPlane
 from ase.thermochemistry import HarmonicThermo, IdealGasThermo
 from ase.vibrations import Vibrations
 from torch import Tensor
 
 import hodiff
 import hodiff.atoms.ase
-from hodiff.atoms.ase import calculator
+from hodiff.atoms.ase import calculator, energy_of
 
 
 def lennard_jones(positions: Tensor, cell: Tensor, atoms: Any) -> Tensor:
@@ -109,14 +110,103 @@ def test_stress_of_a_crystal() -> None:
     np.testing.assert_allclose(crystal.get_stress(), expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("model", [LennardJones(), 3])
+@pytest.mark.parametrize("model", [
+    LennardJones(), 3, lambda p: p.sum(), torch.nn.Linear(3, 1), torch.jit.trace(torch.sin, torch.ones(1)),
+])  # fmt: skip
 def test_unknown_models(model: object) -> None:
-    atoms = molecule("H2")
-    atoms.calc = calculator(model)
-    with pytest.raises(hodiff.InputError, match="model: expected a model of torch_sim, mace, torchani"):
-        atoms.get_potential_energy()
+    for bind in (calculator, lambda each: energy_of(each, molecule("H2"))):
+        with pytest.raises(hodiff.InputError, match="model: expected a model of torch_sim, mace, torchani"):
+            bind(model)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda a: a.positions.__setitem__((2, 1), np.nan), "expected finite positions, got .*nan.* for atom 2"),
+    (lambda a: a.positions.__setitem__((2, 1), np.inf), "expected finite positions, got .*inf.* for atom 2"),
+    (lambda a: a.set_cell([9, np.nan, 9]), "expected finite cell, got .* for lattice vector 1"),
+    (lambda a: a.set_pbc([True, False, False]), "expected independent lattice vectors along periodic"),
+    (lambda a: a.positions.__setitem__(1, a.positions[0]), "energy, forces and Hessian are finite, got NaN or Inf in"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*holds numbers that are not finite")
+def test_atoms_that_are_not_finite(cluster: Atoms, change: Any, message: str) -> None:
+    change(cluster)
+    calls = (cluster.get_potential_energy, cluster.get_forces, lambda: cluster.calc.get_property("hessian", cluster))
+    for call in (*calls, lambda: cluster.calc.get_hessian(cluster), lambda: cluster.calc.vibrations(cluster)):
+        with pytest.raises(hodiff.InputError, match=message):
+            call()
+
+
+def test_constraints_that_do_not_fix_whole_atoms(cluster: Atoms) -> None:
+    full = cluster.calc.get_hessian(cluster)
+    for constraint in (FixCartesian(0, (True, False, False)), FixBondLength(0, 1), FixedPlane(0, (1, 0, 0)), FixCom()):
+        cluster.set_constraint(constraint)
+        for method in (cluster.calc.get_hessian, cluster.calc.vibrations):
+            with pytest.raises(hodiff.InputError, match=f"got {type(constraint).__name__}; pass free="):
+                method(cluster)
+        np.testing.assert_array_equal(cluster.calc.get_hessian(cluster, free=range(5)), full)
+        np.testing.assert_array_equal(cluster.calc.vibrations(cluster, free=range(5)).get_hessian(), full)
+        np.testing.assert_array_equal(cluster.calc.get_property("hessian", cluster), full)
+    cluster.set_constraint(FixCartesian([0, 2]))
+    np.testing.assert_allclose(cluster.calc.get_hessian(cluster), full[[1, 3, 4]][:, :, [1, 3, 4]], atol=1e-10)
+    cluster.set_constraint(FixAtoms(range(5)))
+    with pytest.raises(hodiff.InputError, match="expected an atom that moves, got constraints that fix all 5"):
+        cluster.calc.get_hessian(cluster)
+
+
+def test_selections_of_free_atoms(cluster: Atoms) -> None:
+    full, mask = cluster.calc.get_hessian(cluster), np.arange(5) > 2
+    for free in ([-2, -1], slice(3, None), (i for i in (3, 4)), mask, list(mask), torch.tensor([3, 4])):
+        np.testing.assert_allclose(cluster.calc.get_hessian(cluster, free), full[3:, :, 3:], atol=1e-10)
+    for free in ("abc", [5], [-6], [0, -5], [], [0.5], 3, [True], int):
+        with pytest.raises(hodiff.InputError, match="free: expected indices from -5 to 4"):
+            cluster.calc.get_hessian(cluster, free)
+    # VibrationsData pairs rows of the Hessian with masses in the order of the atoms.
+    cluster.set_masses([1, 2, 3, 4, 50])
+    ordered, turned = (cluster.calc.vibrations(cluster, free).get_energies() for free in ([1, 4], [-1, 1]))
+    np.testing.assert_allclose(turned, ordered)
+    with pytest.raises(hodiff.InputError, match=r"expected ase.Atoms, got str"):
+        cluster.calc.get_hessian("water")
+
+
+def test_results_are_of_the_model_as_it_is(cluster: Atoms) -> None:
+    class Spring(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stiffness = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+        def forward(self, positions: Tensor, cell: Tensor, atoms: Any) -> Tensor:
+            calls.append(positions)
+            return self.stiffness * atoms.info.get("scale", 1) * positions.square().sum()
+
+    calls: list[Tensor] = []
+    model = Spring()
+    cluster.calc = calculator(model)
+    first, forces = cluster.get_potential_energy(), cluster.get_forces()
+    assert len(calls) == 1
+    with torch.no_grad():
+        model.stiffness *= 3
+    assert cluster.get_potential_energy() == pytest.approx(3 * first)
+    np.testing.assert_allclose(cluster.get_forces(), 3 * forces)
+    cluster.info["scale"] = 2
+    assert cluster.get_potential_energy() == pytest.approx(6 * first)
+    calls.clear()
+    cluster.set_momenta(np.ones((5, 3)))
+    cluster.get_forces()
+    assert not calls
+    # All names in `results` are known to ASE.
+    cluster.calc.get_property("hessian", cluster)
+    assert SinglePointCalculator(cluster, **cluster.calc.results).get_potential_energy() == pytest.approx(6 * first)
+
+
+def test_inference_mode_and_a_calculator_as_a_model(cluster: Atoms) -> None:
+    forces, full = cluster.get_forces(), cluster.calc.get_hessian(cluster)
+    cluster.calc = calculator(cluster.calc)
+    with torch.inference_mode():
+        np.testing.assert_array_equal(cluster.get_forces(), forces)
+        np.testing.assert_array_equal(cluster.calc.get_hessian(cluster), full)
+        bound = energy_of(cluster.calc, cluster)
+        np.testing.assert_array_equal(hodiff.atoms.hessian(bound.energy, bound.positions).numpy(), full)
 
 
 def test_example_of_the_docstring() -> None:
-    assert doctest.testmod(hodiff.atoms.ase).attempted >= 5
+    assert doctest.testmod(hodiff.atoms.ase).attempted >= 11
     assert not doctest.testmod(hodiff.atoms.ase).failed

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from doors.atoms.comparisons import compare_loss_by_weights
 from doors.atoms.differences import hessian_by_differences
 from doors.atoms.potentials import mace_calculator, torchani_model, torchmdnet_model
 
 import hodiff.atoms.ase
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,8 +46,9 @@ def test_mace(mace: Any, methanol: Any) -> None:
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, own) < 1e-12
     assert largest_difference(H, differences) < 1e-7
-    bound = bind_model("test", mace, methanol)
-    hodiff.atoms.check_forces(bound.of_positions, torch.from_numpy(forces), bound.positions)
+    assert not methanol.calc.check_state(methanol)
+    bound = energy_of(mace, methanol)
+    hodiff.atoms.check_forces(bound.energy, torch.from_numpy(forces), bound.positions)
 
 
 def test_mace_in_single_precision(mace: Any, methanol: Any) -> None:
@@ -66,7 +68,7 @@ def test_mace_crystal(mace: Any) -> None:
     H = aluminium.calc.get_property("hessian", aluminium)
     assert largest_difference(H, hessian_by_differences(aluminium)) < 1e-6
     # Second derivatives by strain against differences of MACE's stress: the clamped constants at this stress.
-    bound = bind_model("test", mace, aluminium)
+    bound = energy_of(mace, aluminium)
     C = hodiff.atoms.elastic_constants(bound.energy, bound.positions, bound.cell, relaxed=False)
     cell, places = aluminium.cell.array.copy(), aluminium.get_scaled_positions()
     step, energies = 1e-3, []
@@ -82,7 +84,7 @@ def test_mace_crystal(mace: Any) -> None:
 
 def test_mace_without_batching_rules_in_copies(mace: Any, methanol: Any) -> None:
     """Copies of a molecule in one graph of MACE, as where its kernels have no rules for vmap."""
-    bound = bind_model("test", mace, methanol)
+    bound = energy_of(mace, methanol)
     one = mace._atoms_to_batch(methanol).to_dict()
     n = len(methanol)
 
@@ -101,9 +103,48 @@ def test_mace_without_batching_rules_in_copies(mace: Any, methanol: Any) -> None
         )
         return mace.models[0](graph, compute_force=False)["energy"]
 
-    expected = hodiff.atoms.hessian(bound.of_positions, bound.positions)
+    expected = hodiff.atoms.hessian(bound.energy, bound.positions)
     found = hodiff.atoms.hessian(energies, bound.positions, batched=True, chunk_size=7)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("package", ["mace", "torchani"])
+def test_loss_of_products_by_weights(package: str) -> None:
+    model = mace_calculator() if package == "mace" else torchani_model()
+    module = model.models[0] if package == "mace" else model
+    # MACE's calculator freezes its models.
+    compare_loss_by_weights(model, module.requires_grad_())
+
+
+@pytest.mark.parametrize("place", [np.nan, np.inf])
+def test_atoms_that_are_not_finite(mace: Any, methanol: Any, place: float) -> None:
+    """MACE's neighbour list finds nothing there, so that its energy is finite."""
+    methanol.calc = hodiff.atoms.ase.calculator(mace)
+    methanol.positions[0, 0] = place
+    for call in (methanol.get_potential_energy, methanol.get_forces, lambda: methanol.calc.get_hessian(methanol)):
+        with pytest.raises(hodiff.InputError, match=r"expected finite positions, got .* for atom 0"):
+            call()
+
+
+def test_padded_graphs_and_models_of_dipoles_are_refused(mace: Any, methanol: Any, monkeypatch: Any) -> None:
+    for name, value, message in (("pad_num_atoms", 8, "with a padded graph"), ("model_type", "DipoleMACE", "energies")):
+        with monkeypatch.context() as changed:
+            changed.setattr(mace, name, value)
+            with pytest.raises(hodiff.InputError, match=message):
+                energy_of(mace, methanol)
+
+
+def test_settings_of_a_calculator_change(methanol: Any) -> None:
+    model = mace_calculator()
+    methanol.calc = hodiff.atoms.ase.calculator(model)
+    energy, forces = methanol.get_potential_energy(), methanol.get_forces()
+    model.energy_units_to_eV = 2.0
+    assert methanol.get_potential_energy() == pytest.approx(2 * energy)
+    np.testing.assert_allclose(methanol.get_forces(), 2 * forces)
+    with torch.no_grad():
+        for each in model.models[0].parameters():
+            each.zero_()
+    assert abs(methanol.get_potential_energy()) < 1e-12
 
 
 def test_torchani(methanol: Any) -> None:
@@ -116,6 +157,7 @@ def test_torchani(methanol: Any) -> None:
     assert largest_difference(methanol.get_forces(), forces) < 1e-12
     H = methanol.calc.get_hessian(methanol)
     assert largest_difference(H, differences) < 1e-6
+    assert not methanol.calc.check_state(methanol)
     species, places = torch.from_numpy(methanol.numbers)[None], torch.from_numpy(methanol.positions)[None]
     own = energies_forces_and_hessians(model, species, places).hessians
     from ase.units import Hartree
@@ -143,5 +185,30 @@ def test_torchmdnet(methanol: Any) -> None:
     methanol.calc = hodiff.atoms.ase.calculator(model)
     assert largest_difference(methanol.get_forces(), forces.detach().numpy()) < 1e-12
     H = methanol.calc.get_hessian(methanol)
+    assert not methanol.calc.check_state(methanol)
     assert largest_difference(H, hessian_by_differences(methanol)) < 1e-6
     assert model.derivative
+
+
+def test_cells_that_torchmdnet_does_not_take() -> None:
+    """TorchMD-Net itself returns an energy for them, which differs from that of the repeated cell."""
+    model, atoms = torchmdnet_model(), molecule("CH3OH", cell=[9.2, 9.3, 9.4], pbc=True)
+    once, twice = (hodiff.atoms.ase.calculator(model).get_potential_energy(each) for each in (atoms, atoms * (2, 1, 1)))
+    assert twice == pytest.approx(2 * once)
+    for cell, pbc in (([9.2, 9.3, 8.9], True), ([9.2, 9.3, 9.4], [True, True, False])):
+        atoms.set_cell(cell)
+        atoms.pbc = pbc
+        with pytest.raises(hodiff.InputError, match="expected a cell of at least twice the cutoff"):
+            energy_of(model, atoms)
+
+
+def test_torchani_for_a_slab(methanol: Any) -> None:
+    """A cell without a third vector, as in ASE's slabs without vacuum."""
+    model = torchani_model()
+    methanol.set_cell([9.0, 9.5, 0])
+    methanol.pbc = [True, True, False]
+    methanol.calc = model.ase()
+    energy, forces = methanol.get_potential_energy(), methanol.get_forces()
+    methanol.calc = hodiff.atoms.ase.calculator(model)
+    assert methanol.get_potential_energy() == pytest.approx(energy)
+    assert largest_difference(methanol.get_forces(), forces) < 1e-10

@@ -4,12 +4,14 @@ import doctest
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from ase import Atoms
 from phonopy import Phonopy
 from phonopy.structure.atoms import PhonopyAtoms
 from torch import Tensor
 
+import hodiff
 import hodiff.atoms.ase
 import hodiff.atoms.phonopy
 
@@ -50,6 +52,14 @@ def test_force_constants() -> None:
     # Acoustic modes at the centre, and stable modes elsewhere.
     assert abs(exact.run_qpoints([points[0]]).frequencies).max() < 1e-3
     assert exact.run_qpoints([points[1]]).frequencies.min() > 0.1
+
+
+def test_arguments() -> None:
+    calculator = hodiff.atoms.ase.calculator(energy)
+    expected = hodiff.atoms.phonopy.force_constants(phonon(), energy)
+    torch.testing.assert_close(hodiff.atoms.phonopy.force_constants(phonon(), calculator), expected)
+    with pytest.raises(hodiff.InputError, match=r"phonon: expected a phonopy.Phonopy, got Atoms"):
+        hodiff.atoms.phonopy.force_constants(Atoms("Ar"), energy)
 
 
 def test_example_of_the_docstring() -> None:

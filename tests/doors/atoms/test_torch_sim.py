@@ -82,6 +82,13 @@ def test_models_without_a_graph_are_refused() -> None:
         hodiff.atoms.torch_sim.hessian(Detached(sigma=3.4, dtype=torch.float64), state)
 
 
+def test_states_that_are_not_finite_are_refused() -> None:
+    state = atoms_to_state([bulk("Ar", cubic=True)], CPU, torch.float64)
+    state.positions[1, 0] = torch.nan
+    with pytest.raises(hodiff.InputError, match="state: expected finite positions"):
+        hodiff.atoms.torch_sim.hessian(LennardJonesModel(sigma=3.4, dtype=torch.float64), state)
+
+
 def test_example_of_the_docstring() -> None:
     failed, tried = doctest.testmod(hodiff.atoms.torch_sim)
     assert (failed, tried > 4) == (0, True)

@@ -9,7 +9,7 @@ from ase.build import molecule
 from doors.atoms.comparisons import compare_crystal, compare_loss_by_weights, compare_molecule
 
 import hodiff
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CUTOFF = 4.0
@@ -57,10 +57,10 @@ def test_crystal(model: Any) -> None:
 
 
 def test_loss_of_products_by_weights(model: Any) -> None:
-    compare_loss_by_weights(model)
+    compare_loss_by_weights(model, model.model)
 
 
 def test_models_without_a_graph_are_refused(model: Any) -> None:
     calculator = type(model)(torch.nn.Linear(1, 1).eval(), "cpu")
     with pytest.raises(hodiff.InputError, match="expected a NequIPCalculator of an eager model"):
-        bind_model("test", calculator, molecule("H2O"))
+        energy_of(calculator, molecule("H2O"))

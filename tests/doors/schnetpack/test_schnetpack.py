@@ -10,7 +10,7 @@ from ase.build import bulk
 from doors.atoms.comparisons import compare_crystal, compare_loss_by_weights, compare_molecule, rattled
 
 import hodiff
-from hodiff.atoms.models import bind_model
+from hodiff.atoms.ase import energy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CUTOFF = 4.0
@@ -62,24 +62,24 @@ def test_crystal(model: Any) -> None:
 
 
 def test_loss_of_products_by_weights(model: Any) -> None:
-    compare_loss_by_weights(model)
+    compare_loss_by_weights(model, model.model)
 
 
 def test_range_of_one_layer() -> None:
     """A long cell of 32 atoms, of which each interacts with those within twice the cutoff."""
     model = schnet_calculator(interactions=1)
     atoms = rattled(bulk("Al", cubic=True) * (1, 1, 8))
-    bound = bind_model("test", model, atoms)
-    dense = hodiff.atoms.hessian(bound.of_positions, bound.positions).reshape(96, 96)
-    found = hodiff.atoms.sparse_hessian(bound.of_positions, bound.positions, 2 * CUTOFF, bound.cell)
+    bound = energy_of(model, atoms)
+    dense = hodiff.atoms.hessian(bound.energy, bound.positions).reshape(96, 96)
+    found = hodiff.atoms.sparse_hessian(bound.energy, bound.positions, 2 * CUTOFF, bound.cell)
     assert found.values().numel() < 0.6 * 96**2
     torch.testing.assert_close(found.to_dense(), dense, rtol=1e-10, atol=1e-10 * dense.abs().max().item())
     with pytest.raises(hodiff.InputError, match="interaction_range"):
-        hodiff.atoms.sparse_hessian(bound.of_positions, bound.positions, CUTOFF, bound.cell)
+        hodiff.atoms.sparse_hessian(bound.energy, bound.positions, CUTOFF, bound.cell)
 
 
 def test_other_objects_are_refused() -> None:
     calculator = schnet_calculator()
     calculator.model = torch.nn.Linear(1, 1)
     with pytest.raises(hodiff.InputError, match="expected an SpkCalculator of a NeuralNetworkPotential"):
-        bind_model("test", calculator, bulk("Al"))
+        energy_of(calculator, bulk("Al"))
