@@ -142,7 +142,8 @@ class HessianCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)
         bound = bind_model(_CALLER, self.model, self.atoms)
         cell = bound.cell if self.atoms.cell.rank == 3 else None
-        value, forces, stress = energy_gradients(_CALLER, bound.energy, bound.positions, cell)
+        periodic = bool(any(self.atoms.pbc))
+        value, forces, stress = energy_gradients(_CALLER, bound.energy, bound.positions, cell, follows_cell=periodic)
         energy = _array("energy", value).item()
         self.results.update(energy=energy, free_energy=energy, forces=_array("forces", forces))
         if stress is not None:
