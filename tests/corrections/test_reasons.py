@@ -69,7 +69,10 @@ def sign_of_the_modulus():
 
 def zero_tangent_of_products():
     x, index = torch.tensor([2.0, 3.0, 5.0], dtype=D), torch.tensor([0, 0, 0])
-    f = lambda x: torch.scatter_reduce(torch.ones(1, dtype=D), 0, index, x, "prod")
+
+    def f(x):
+        return torch.scatter_reduce(torch.ones(1, dtype=D), 0, index, x, "prod")
+
     return tangent(f, x, torch.ones(3, dtype=D)), torch.zeros(1, dtype=D), torch.full((1,), 31.0, dtype=D)
 
 
@@ -103,13 +106,19 @@ def constant_norms():
 def constant_matrix():
     """The rule -A⁻¹ dA x solves with the factors of A."""
     got = grad(lambda a: tangent(lambda a: torch.linalg.solve(a, B), a, TANGENT).sum())(L)
-    rule = lambda a, inside: -torch.linalg.solve(a, TANGENT @ torch.linalg.solve(inside, B)).sum()
+
+    def rule(a, inside):
+        return -torch.linalg.solve(a, TANGENT @ torch.linalg.solve(inside, B)).sum()
+
     return got, grad(lambda a: rule(L, a))(L), grad(lambda a: rule(a, a))(L)
 
 
 def constant_factors():
     got = grad(lambda a: tangent(torch.linalg.det, a, TANGENT))(L)
-    rule = lambda a, inside: torch.linalg.det(inside) * torch.linalg.solve(a, TANGENT).trace()
+
+    def rule(a, inside):
+        return torch.linalg.det(inside) * torch.linalg.solve(a, TANGENT).trace()
+
     return got, grad(lambda a: rule(L, a))(L), grad(lambda a: rule(a, a))(L)
 
 

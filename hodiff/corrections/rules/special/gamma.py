@@ -160,9 +160,7 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
 _INCOMPLETE = (
     "no forward rule; reverse mode returns NaN at 0; no derivative with respect to the first argument, in hodiff either"
 )
-_incomplete_is_missing = partial(
-    register, kind="missing", routes=ROUTES[1:], reason=_INCOMPLETE, covers=_is_new
-)
+_incomplete_is_missing = partial(register, kind="missing", routes=ROUTES[1:], reason=_INCOMPLETE, covers=_is_new)
 
 
 @_incomplete_is_missing(torch.igamma, Tensor.igamma, torch.special.gammainc, reference="Abramowitz & Stegun, 6.5.1")
