@@ -1,8 +1,11 @@
 """The published causes of faults: torch's wrong derivative equals the formula that the reason in the table states."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.public_reports import nested
 from torch.func import grad, jacrev, jvp, vjp
 
 D = torch.float64
@@ -159,3 +162,16 @@ def test_masked_select_is_wrong_only_under_vmap():
     except RuntimeError:
         return
     assert not torch.allclose(batched, jacrev(lambda x: torch.stack([by_hand(x), 2 * by_hand(x)]))(x))
+
+
+@pytest.mark.parametrize("middle", ["f", "r"])
+def test_third_derivatives_of_eigenvalues_are_wrong_through_forward_over(middle):
+    """The sum of cubes of eigenvalues is the trace of the cube, a cubic polynomial of t."""
+    matrix, direction = randn(3, 3), randn(3, 3, seed=1)
+    truth = 6 * (direction @ direction @ direction).trace()
+    f = lambda t: (torch.linalg.eigvals(matrix + t * direction) ** 3).sum().real  # noqa: E731
+    for inner, outer in itertools.product("rf", repeat=2):
+        got = nested(f, inner + middle + outer)(torch.zeros((), dtype=D))
+        if middle == "f" and torch.allclose(got, truth):
+            pytest.skip(f"torch {torch.__version__} is right")
+        assert torch.allclose(got, truth, rtol=1e-8) == (middle == "r")
