@@ -161,7 +161,8 @@ def test_masked_select_is_wrong_only_under_vmap():
         batched = jacrev(lambda x: torch.stack([f(x), 2 * f(x)]))(x)
     except RuntimeError:
         return
-    assert not torch.allclose(batched, jacrev(lambda x: torch.stack([by_hand(x), 2 * by_hand(x)]))(x))
+    if torch.allclose(batched, jacrev(lambda x: torch.stack([by_hand(x), 2 * by_hand(x)]))(x)):
+        pytest.skip(f"torch {torch.__version__} is right")
 
 
 @pytest.mark.parametrize("middle", ["f", "r"])
