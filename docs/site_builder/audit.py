@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from hodiff.checks.torch_verdicts import VANISHING
 from site_builder.layout import ROOT
 
 DATA = ROOT / "hodiff" / "checks" / "data"
@@ -50,9 +51,10 @@ def _of(entry: dict[str, dict[str, dict[str, object]]] | None, routes: list[str]
         for route_index, route in enumerate(routes):
             verdict = entry[run][route]
             if verdict["status"] in {"wrong", "raises", "non-finite", "timed out"}:
-                shown = verdict["status"] == "wrong" and verdict["error"] is not None
+                error = verdict["error"]
+                shown = verdict["status"] == "wrong" and isinstance(error, float) and error <= VANISHING
                 more[f"{run_index}{route_index}"] = [
-                    f"{verdict['error']:.0e}" if shown else "",
+                    f"{error:.0e}" if shown else "",
                     str(verdict["detail"])[:160],
                 ]
     return [*words, more]

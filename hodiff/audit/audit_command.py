@@ -15,6 +15,16 @@ from hodiff.audit.page import markdown_page
 from hodiff.checks.torch_verdicts import AuditTable, audit_on_file, versions_on_file
 from hodiff.errors import InputError
 
+# Options without effect in each mode, and the mode that an option needs.
+_WITHOUT_EFFECT = {
+    "on_file": "op uncorrected corrected samples jobs time_limit seed mutate script order cases",
+    "script": "uncorrected corrected json markdown",
+    "mutate": "samples",
+    "jets": "uncorrected corrected",
+}
+_NEEDS = {"order": "jets", "cases": "mutate"}
+_DEFAULTS = {"jobs": 2, "time_limit": 120.0, "seed": 0, "order": 5, "cases": 6}
+
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the subcommands of a parser."""
@@ -22,7 +32,9 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "audit",
         help="which operators of torch have right second derivatives",
         description="Audit torch's operators by every route, by torch alone and with hodiff's corrections.",
-        epilog="Exit status 1 if an entry is wrong, raises, is not finite or timed out (with corrections, if on).",
+        epilog="Samples are float64. Names are those of torch's operator database, such as nn.functional.layer_norm or "
+        "layer_norm. Exit status 1 if an entry is wrong, raises, is not finite or timed out (with "
+        "corrections, if on), and with --script if a script was written; 2 if the command could not run.",
     )
     parser.add_argument("--op", action="append", metavar="NAME", help="only this operator; may be repeated")
     which = parser.add_mutually_exclusive_group()
@@ -31,28 +43,23 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole table here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here; else to standard output")
     parser.add_argument("--on-file", action="store_true", help="audit nothing: the page of the audits on file")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (2)")
     parser.add_argument("--samples", type=int, metavar="N", help="most samples of an operator (6; with --jets 2)")
-    parser.add_argument(
-        "--time-limit", type=float, default=120.0, metavar="S", help="seconds an operator (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random directions (%(default)s)")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds an operator (120)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random directions (0)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--mutate", action="store_true", help="calls that the database leaves out, and their scripts")
     kind.add_argument("--jets", action="store_true", help="Taylor mode, along curves")
     kind.add_argument("--script", action="store_true", help="a script of torch alone that reproduces what is wrong")
-    parser.add_argument(
-        "--order", type=int, default=5, metavar="K", help="with --jets: the highest order, 1 to 5 (%(default)s)"
-    )
-    parser.add_argument(
-        "--cases", type=int, default=6, metavar="N", help="with --mutate: calls an operator (%(default)s)"
-    )
+    parser.add_argument("--order", type=int, metavar="K", help="with --jets: the highest order, 1 to 5 (5)")
+    parser.add_argument("--cases", type=int, metavar="N", help="with --mutate: calls an operator (6)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run_audit)
 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Run the command; return the exit status: 0 without defects, 1 with defects."""
+    _require_fitting(options)
     if options.jets:
         return _run_jets(options)
     if options.on_file:
@@ -71,6 +78,29 @@ def run_audit(options: argparse.Namespace) -> int:
     )
     _write(options, table, markdown_page(table))
     return 1 if table.defects(table.runs[-1]) else 0
+
+
+def _require_fitting(options: argparse.Namespace) -> None:
+    """Reject options that would have no effect, and fill in defaults."""
+    given = {name for name, value in vars(options).items() if value is not None and value is not False}
+    for mode, ignored in _WITHOUT_EFFECT.items():
+        for name in ignored.split():
+            if {mode, name} <= given:
+                raise InputError(
+                    f"audit: {_flag(name)}: expected no {_flag(name)} with {_flag(mode)}, where it has no effect. "
+                    "Leave out one of them."
+                )
+    for name, mode in _NEEDS.items():
+        if name in given and mode not in given:
+            raise InputError(
+                f"audit: {_flag(name)}: expected {_flag(mode)} with {_flag(name)}, got none. Add {_flag(mode)}, or "
+                f"leave out {_flag(name)}."
+            )
+    vars(options).update({name: value for name, value in _DEFAULTS.items() if name not in given})
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _common(options: argparse.Namespace) -> dict[str, Any]:
@@ -100,8 +130,6 @@ def _write_scripts(options: argparse.Namespace) -> int:
         raise InputError("audit: --op: --script expects the names of operators, got none. Pass --op NAME.")
     found = reproductions(options.op, samples=6 if options.samples is None else options.samples, **_common(options))
     text = "\n\n".join(found.values())
-    if options.markdown:
-        raise InputError("audit: --markdown: expected no page with --script. Redirect the standard output instead.")
     sys.stdout.write(text)
     return 0 if all("nothing to reproduce" in each for each in found.values()) else 1
 

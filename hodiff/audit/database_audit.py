@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def audit(
 
     request = {"correct": runs[0] == CORRECTED, "count": int(samples), "seed": seed}
     names = serve_operators(operators, [request], done, jobs=jobs, limit=time_limit, progress=progress)
-    return AuditTable(torch.__version__.split("+")[0], {name: found[name] for name in names})
+    today = datetime.now(tz=timezone.utc).date().isoformat()
+    return AuditTable(torch.__version__.split("+")[0], {name: found[name] for name in names}, today)
 
 
 def reproductions(

@@ -29,8 +29,9 @@ The audit contracts the outputs of up to six samples of each operator to a scala
 depends on the input, and differentiates along random directions. It compares each derivative with extrapolated
 differences of the next lower order, and the gradient with differences of the value, so that no derivative is its own
 reference. Matrices that must be symmetric, triangular or positive definite are made so inside the function. Errors are
-relative to the largest element of the derivative. If the derivative vanishes, they are relative to the rounding of the
-lower orders, and large. The verdict of an operator is that of its worst sample.
+relative to the largest element of the derivative. If the true derivative is 0, the error is divided by the rounding
+level of the lower orders instead, so such numbers are large and are not relative errors. Cells with "true value ≈ 0" do
+not show them. The verdict of an operator is that of its worst sample.
 
 - **right**: agrees with the differences; **wrong**: silently disagrees; **non-finite**: NaN or infinite although the
   derivative is finite; **raises**: raises an error; **timed out**: no result within the time limit.
@@ -67,7 +68,9 @@ calls are reduced and printed as a script.
 
 def markdown_page(table: AuditTable, versions: Sequence[AuditTable] = (), invented: MutatedAudit | None = None) -> str:
     """Return a page with counts, operators not right by every route, invented calls and versions of torch."""
-    parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
+    parts = [f"# Derivatives of torch {table.torch}, audited", _HOW]
+    parts += [f"Date of the data: {table.date}."] if table.date else []
+    parts += ["## Counts", *_counts(table)]
     parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]
     parts += ["## Calls that the database leaves out", *_of_invented(invented)] if invented else []
     parts += ["## By version of torch", *_by_version(versions)] if versions else []
@@ -101,7 +104,9 @@ def _cells(table: AuditTable, name: str) -> Iterator[str]:
 
 
 def _word(verdict: Verdict) -> str:
-    return f"wrong {verdict.error:.0e}" if verdict.status == "wrong" and verdict.error is not None else verdict.status
+    if verdict.status != "wrong" or verdict.error is None:
+        return verdict.status
+    return "wrong (true value ≈ 0)" if verdict.vanishes else f"wrong {verdict.error:.0e}"
 
 
 def _messages(table: AuditTable) -> Iterator[str]:
@@ -150,7 +155,8 @@ def _by_version(versions: Sequence[AuditTable]) -> Iterator[str]:
         (f"`{name}`", *(_defect_of(table, defects, name) for table, defects in zip(versions, found, strict=True)))
         for name in names
     ]
-    yield grid(("operator", *(f"torch {table.torch}" for table in versions)), rows)
+    titles = (f"torch {table.torch}" + f" ({table.date})" * bool(table.date) for table in versions)
+    yield grid(("operator", *titles), rows)
 
 
 def _defect_of(table: AuditTable, defects: Mapping[str, Verdicts], name: str) -> str:

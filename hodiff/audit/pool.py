@@ -22,6 +22,8 @@ Reply = dict[str, Any]
 
 # Time limit of a start: importing torch's database takes some seconds, and many minutes on a busy machine.
 _STARTING = 1800.0
+# Similarity of names that are suggested.
+_NEAR = 0.7
 
 
 class TimedOutError(Exception):
@@ -152,9 +154,13 @@ def select_operators(wanted: str | Iterable[str] | None, known: Sequence[str]) -
         exact = [name for name in known if name == want or name.startswith(f"{want}.")]
         matches = exact or [name for name in known if f".{want}." in f".{name}."]
         if not matches:
-            near = difflib.get_close_matches(want, known)
-            hint = f" Did you mean {', '.join(near)}?" if near else ""
-            raise InputError(f"audit: operators: torch's database has no {want!r}.{hint}")
+            near = difflib.get_close_matches(want, known, cutoff=_NEAR)
+            hint = (
+                f"Did you mean {', '.join(near)}?"
+                if near
+                else "Names are like nn.functional.layer_norm, or layer_norm."
+            )
+            raise InputError(f"audit: operators: torch's database has no {want!r}. {hint}")
         picked.update(dict.fromkeys(matches))
     return list(picked)
 

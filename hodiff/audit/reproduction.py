@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import itertools
 import re
 import textwrap
 import warnings
@@ -23,14 +22,16 @@ from hodiff.audit.samples import ILL_POSED, name_of, samples
 from hodiff.audit.shrinking import shrink
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.mutations.sample import Sample
-from hodiff.checks.torch_verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, worst
+from hodiff.checks.torch_verdicts import AUDITED_ROUTES, THIRD, VANISHING, Verdict, Verdicts, worst
 
 # Number of elements above which numbers are drawn from a seed, if the fault persists.
 _LITERAL = 16
 # Number of characters by which error messages are compared: later ones may contain sizes.
 _MESSAGE = 40
-# Relative error above which the derivative itself all but vanishes.
-_LARGE = 1e4
+# Derivative that all but vanishes.
+_SMALL = 1e-6
+# Number of faults for which curves are tried.
+_TRIED = 4
 _WRONG = re.compile("relative error (.*), WRONG")
 _ORDERS = {1: "first", 2: "second", 3: "third"}
 
@@ -62,26 +63,33 @@ def reproduction(op: Any, *, count: int, seed: int, smaller: bool = True) -> dic
     name = name_of(op)
     listed = [] if name in ILL_POSED or not op.supports_autograd else samples(name, op, count)
     judged = [(each, audit_sample(each, correct=False, seed=seed)) for each in listed]
-    fault = _worst(judged)
-    if fault is None:
+    faults = _by_severity(judged)
+    if not faults:
         return {"script": _nothing(name, [verdicts for _, verdicts in judged])}
-    smallest = _smallest(fault, seed) if smaller else fault.sample
+    worst_first = [each for each in faults if each.verdict.status == faults[0].verdict.status][:_TRIED]
+    samples_of = [(each, each.sample) for each in worst_first]
+    if smaller:
+        samples_of.insert(0, (faults[0], _smallest(faults[0], seed)))
     shown = None
-    for text in itertools.chain.from_iterable(
-        _candidates(replace(fault, sample=each)) for each in (smallest, fault.sample)
-    ):
-        output = run(text)
-        error = _shown(output, fault)
-        if error is None:
-            continue
-        shown = shown or (text, output)
-        if error < _LARGE:  # else the derivative vanishes
-            shown = text, output
-            break
+    for fault, each in samples_of:
+        for text in _candidates(replace(fault, sample=each)):
+            output = run(text)
+            error = _shown(output, fault)
+            if error is None:
+                continue
+            shown = shown or _headed(name, fault, text, output)
+            if not (error > VANISHING or _is_zero(output, fault.order)):  # the error may be NaN
+                return {"script": _headed(name, fault, text, output)}
     if shown is not None:
-        return {"script": _headed(name, fault, *shown)}
-    why = f"# {name}: {fault.verdict.status} by {fault.route}, but no curve through the sample shows it.\n"
+        return {"script": shown}
+    why = f"# {name}: {faults[0].verdict.status} by {faults[0].route}, but no curve through the samples shows it.\n"
     return {"script": why}
+
+
+def _is_zero(output: list[str], order: int) -> bool:
+    """Whether the derivative of an order vanishes by differences, which shows little."""
+    found = (re.match(rf"order {order}: (\S+) by", line) for line in output)
+    return any(abs(float(each[1])) < _SMALL for each in found if each)
 
 
 def _nothing(name: str, verdicts: list[Verdicts]) -> str:
@@ -99,31 +107,24 @@ def _nothing(name: str, verdicts: list[Verdicts]) -> str:
     return f"# {name}: {said}\n{further}\n"
 
 
-def _worst(judged: list[tuple[Sample, Verdicts]]) -> _Fault | None:
-    """Return a silent defect before an error, a lower order before a higher order, and a small sample."""
+def _by_severity(judged: list[tuple[Sample, Verdicts]]) -> list[_Fault]:
+    """Sort silent defects before errors, lower orders before higher orders, and small samples before large samples."""
     faults = [
         _Fault(sample, route, verdicts[route])
         for sample, verdicts in judged
         for route in AUDITED_ROUTES
         if verdicts[route].is_defect
     ]
-    if not faults:
-        return None
-    return min(
+    return sorted(
         faults,
         key=lambda each: (
             each.verdict.status == "raises",
-            _vanishes(each.verdict),
+            each.verdict.vanishes,
             each.order,
             AUDITED_ROUTES.index(each.route),
             each.sample.size,
         ),
     )
-
-
-def _vanishes(verdict: Verdict) -> bool:
-    """Whether the right derivative is so small that the error relative to it is large."""
-    return (verdict.error or 0.0) > _LARGE
 
 
 def _smallest(fault: _Fault, seed: int) -> Sample:
@@ -132,7 +133,7 @@ def _smallest(fault: _Fault, seed: int) -> Sample:
         if isinstance(found, Failure):
             return False
         verdict = found[fault.route]
-        if _vanishes(verdict) and not _vanishes(fault.verdict):
+        if verdict.vanishes and not fault.verdict.vanishes:
             return False
         same = verdict.status == fault.verdict.status and verdict.detail.startswith(GRADIENT) == (fault.order == 1)
         return bool(
@@ -266,9 +267,30 @@ def _shown(output: list[str], fault: _Fault) -> float | None:
     return None
 
 
+def _plain_autograd_works(text: str, route: str, order: int) -> bool:
+    """Whether `torch.autograd.grad` computes a derivative that `torch.func` does not."""
+    names: dict[str, Any] = {"__name__": "reproduction"}
+    if "forward" in route:
+        return False
+
+    def differentiate() -> None:
+        exec(compile(_HEAD + _NUMBERS + text.split("def differentiate")[0], "<reproduction>", "exec"), names)
+        t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        value = names["f"](t)
+        for _ in range(order):
+            (value,) = torch.autograd.grad(value, t, create_graph=True)
+
+    with torch.random.fork_rng(devices=[]):
+        return not isinstance(attempt(differentiate), Failure)
+
+
 def _headed(name: str, fault: _Fault, text: str, output: list[str]) -> str:
     if fault.verdict.status == "raises":
-        title = f"The {_ORDERS[fault.order]} derivative of {name} by {fault.shown_by[0]} raises an error."
+        raising = (line.strip().partition(": ") for line in output)
+        route = next(each for each, _, said in raising if said[:_MESSAGE] == fault.verdict.detail[:_MESSAGE])
+        order = 1 + route.count("-over-")
+        inside = " inside torch.func, but not in torch.autograd" if _plain_autograd_works(text, route, order) else ""
+        title = f"The {_ORDERS[order]} derivative of {name} by {route} raises an error{inside}."
     else:
         first = next(line for line in output if line.endswith("WRONG")).strip()
         route, order = first.partition(": ")[0], 1 + first.count("-over-")

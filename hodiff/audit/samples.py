@@ -63,7 +63,8 @@ def database() -> dict[str, Any]:
     except Exception as error:  # its many imports may raise anything
         raise HodiffError(
             f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
-            "Use a build of torch with torch.testing._internal, and install the package expecttest that it needs."
+            "Install what it imports, `pip install expecttest` (the extra `audit` of hodiff), in a build of torch with "
+            "torch.testing._internal."
         ) from error
     return {name_of(op): op for op in entries}
 

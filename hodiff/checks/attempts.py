@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+# Number of characters of a message that are kept.
+_LONGEST = 240
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -30,4 +33,8 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    line = lines[0]
+    # Long messages end after a whole word.
+    return f"{type(error).__name__}: {line if len(line) <= _LONGEST else line[:_LONGEST].rpartition(' ')[0] + ' …'}"

@@ -30,6 +30,8 @@ STATUSES = (
     "raises",
     "wrong",
 )
+# Error above which the true derivative all but vanishes.
+VANISHING = 1e4
 DEFECTS = frozenset(STATUSES[STATUSES.index("timed out") :])
 
 
@@ -51,6 +53,11 @@ class Verdict:
     def is_defect(self) -> bool:
         """Whether an existing derivative is wrong or missing."""
         return self.status in DEFECTS
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether the true derivative all but vanishes, so that `error` is no relative error."""
+        return (self.error or 0.0) > VANISHING
 
     def is_worse_than(self, other: Verdict) -> bool:
         """Whether this status is a defect, and worse than the other status."""
@@ -96,6 +103,7 @@ class AuditTable:
     Attributes:
         torch: The version of torch.
         operators: Verdicts by name in torch's database, by run ("torch" alone or "corrected") and by route.
+        date: The day on which entries were last computed, as "2026-11-30"; may be empty.
 
     Example:
         >>> from hodiff.checks.torch_verdicts import Verdict, everywhere
@@ -111,6 +119,7 @@ class AuditTable:
 
     torch: str
     operators: Mapping[str, Mapping[str, Verdicts]]
+    date: str = ""
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -148,7 +157,8 @@ class AuditTable:
             + json.dumps({run: {r: v.to_json() for r, v in verdicts.items()} for run, verdicts in entry.items()})
             for name, entry in sorted(self.operators.items())
         ]
-        return f'{{"torch": {json.dumps(self.torch)}, "operators": {{\n' + ",\n".join(lines) + "\n}}\n"
+        head = f'{{"torch": {json.dumps(self.torch)}, "date": {json.dumps(self.date)}, "operators": {{\n'
+        return head + ",\n".join(lines) + "\n}}\n"
 
     @classmethod
     def from_json(cls, text: str) -> AuditTable:
@@ -169,7 +179,7 @@ class AuditTable:
                 name: {run: {r: Verdict(**v) for r, v in verdicts.items()} for run, verdicts in entry.items()}
                 for name, entry in data["operators"].items()
             }
-            return cls(data["torch"], operators)
+            return cls(data["torch"], operators, data.get("date", ""))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"AuditTable.from_json: text: expected an audit's JSON, got {error}.") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hodiff.distributed.layouts import Layout, is_distributed
@@ -24,6 +24,17 @@ class JointOptimizer(Optimizer):
     _replicas: Replicas
     # Number of calls of `exchanged`.
     _exchanges = 0
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._require_no_module(params)
+        super().__init__(params, defaults)
+
+    def _require_no_module(self, params: Any) -> None:
+        if isinstance(params, nn.Module):
+            raise InputError(
+                f"{self.caller}: params: expected parameters, got the module {type(params).__name__}; pass "
+                "model.parameters()."
+            )
 
     @property
     def caller(self) -> str:

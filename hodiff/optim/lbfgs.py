@@ -79,6 +79,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         settings = settings_in(locals())
         # Some settings would raise torch's own messages instead.
         require_settings(self.caller, settings)
+        self._require_no_module(params)
         torch.optim.LBFGS.__init__(self, params, **settings, line_search_fn=STRONG_WOLFE)
 
     def step(self, closure: Closure | None = None) -> Any:

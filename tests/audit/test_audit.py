@@ -1,5 +1,6 @@
 """The audit: verdicts on functions with a known defect, worker processes, the table and its page."""
 
+import datetime
 import json
 import math
 import sys
@@ -120,7 +121,15 @@ def test_only_rounding_is_allowed_where_a_derivative_vanishes():
         return function_of(torch.clone, lambda x: level(x)[0])
 
     assert audit_function(straight(1e-15), (point(3),))[THIRD].status == "right"
-    assert audit_function(straight(1e-6), (point(3),))[THIRD].status == "wrong"
+    assert audit_function(straight(1e-9), (point(3),))[THIRD].status == "wrong"
+
+
+def test_magnified_rounding_of_a_constant_is_not_wrong():
+    """Along a dimension of size 1, x / |x| is a constant, but its third derivative has terms of size 1 / x³."""
+    x = torch.tensor([[-0.9551, -0.0582, -0.3613, 0.7608, 0.0085, 0.0679]], dtype=torch.float64)
+    with hodiff.corrected():
+        verdicts = audit_function(lambda x: (F.normalize(x, 0.5, 0),), (x,))
+    assert verdicts[THIRD].status == "right"
 
 
 def test_non_finite_derivative_is_found():
@@ -383,3 +392,26 @@ def test_names_of_the_audits_stay_in_checks():
     assert hodiff.checks.mutated_audit is hodiff.audit.mutated_audit
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = hodiff.checks.nothing
+
+
+def test_page_has_the_date_and_no_relative_errors_of_vanishing_derivatives():
+    entry = {"torch": everywhere(Verdict("wrong", 3e6)) | {ROUTES[0]: Verdict("wrong", 0.2)}}
+    table = AuditTable("2.13.0", {"det": entry}, "2026-11-30")
+    assert AuditTable.from_json(table.to_json()) == table
+    text = markdown_page(table, [table])
+    assert "Date of the data: 2026-11-30." in text
+    assert "torch 2.13.0 (2026-11-30)" in text
+    assert "| `det` | wrong 2e-01 | wrong (true value ≈ 0) |" in text
+    assert "3e+06" not in text
+
+
+def test_stored_audits_have_dates():
+    dates = [audit_on_file(version).date for version in versions_on_file()]
+    assert dates == [str(datetime.date.fromisoformat(each)) for each in dates]
+
+
+def test_only_similar_names_are_suggested():
+    with pytest.raises(InputError, match=r"no 'nosuch'. Names are like nn.functional.layer_norm"):
+        select_operators("nosuch", ["cosh", "sin"])
+    with pytest.raises(InputError, match=r"Did you mean softplus\?"):
+        select_operators("sotfplus", ["cosh", "softplus"])

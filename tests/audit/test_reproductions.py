@@ -86,6 +86,29 @@ def test_script_states_an_error():
     assert any("Error: " in line and "hardsigmoid_backward" in line for line in run(raising))
 
 
+def test_script_names_the_first_derivative_that_raises_inside_torch_func_alone():
+    """`tensor_split` reads its indices, which tensors inside a transform do not show."""
+    split = operator(torch.tensor_split, torch.tensor([0.5, -1.0, 2.0], dtype=D), torch.tensor([1]))
+    script = script_of(split)
+    assert "first derivative of example by reverse raises an error inside torch.func, but not in torch.aut" in script
+
+
+@pytest.mark.parametrize(
+    ("call", "at"),
+    [
+        (lambda x: torch.linalg.eigh(x + x.mH), [[1.0]]),
+        (lambda x: torch.cumprod(x, 0), [0.0]),
+        (F.hardsigmoid, [-5.0, 0.5]),
+    ],
+    ids=["eigh", "cumprod", "hardsigmoid"],
+)
+def test_derivatives_of_scripts_are_not_zero(call, at):
+    (truth,) = (
+        line.split()[2] for line in printed(script_of(operator(call, torch.tensor(at, dtype=D)))) if "order 2" in line
+    )
+    assert abs(float(truth)) > 0.01
+
+
 def test_right_operators_have_nothing_to_reproduce():
     nothing = script_of(operator(torch.sin, torch.tensor([0.5, -1.0], dtype=D)))
     assert nothing.startswith("# example: right by every route at 1 sample with torch")

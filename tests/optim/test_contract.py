@@ -24,6 +24,13 @@ def optimizers_with(**promises):
     return pytest.mark.parametrize("case", kept.values(), ids=kept)
 
 
+@pytest.mark.parametrize("name", ["KFAC", "EKFAC", "SophiaH", "Shampoo", "SAM", "NewtonCG", "HessianFree", "LBFGS"])
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))])
+def test_a_module_is_refused_with_the_remedy(name, model):
+    with pytest.raises(hodiff.InputError, match=rf"^{name}: params: .* module .*; pass model.parameters\(\).$"):
+        getattr(hodiff.optim, name)(model)
+
+
 def quadratic(case, parameters, scale=1.0):
     """Return a closure of the separable loss (p - 1)^2 for any parameters."""
 

@@ -18,6 +18,8 @@ DOCUMENTS = HERE.parents[1] / "docs"
 PAGE = DOCUMENTS / "reference" / "upstream.md"
 SUMMARY = DOCUMENTS / "explanations" / "cost_of_wrong_derivatives.md"
 BEGIN, END = "<!-- table: python tests/upstream/write_page.py -->", "<!-- end of table -->"
+# Version of torch for which the page names the operators of scripts.
+_SCRIPTS = "2.13"
 # Number of functions that a row names.
 _NAMED = 4
 
@@ -26,20 +28,22 @@ _HEAD = """\
 
 The tables list every fault of torch's derivatives that hodiff corrects, with the reports on GitHub, and the versions
 of torch in which it was measured. [Corrections](../guides/corrections.md) has one row for each function, and [the
-audit](audit.md) the errors. `python -m hodiff audit --op NAME --script` prints a script of torch alone that shows a
-fault of an operator.
+audit](audit.md) the errors. The audits are of {dates}.
 
 - **routes**: rr, fr, rf and ff are reverse-over-reverse, forward-over-reverse, reverse-over-forward and
   forward-over-forward. Without routes, only third derivatives, tails or special arguments are concerned.
 - **reports**: issues or pull requests of `pytorch/pytorch` that describe the fault; many are collected in
-  [#{collection}](https://github.com/pytorch/pytorch/issues/{collection}). "none found" means that a search of stored
-  copies of GitHub's threads did not find one.
+  [#{collection}](https://github.com/pytorch/pytorch/issues/{collection}). Some describe only a part of it, or another
+  cause of the same error. "none in our list" does not mean that nobody reported it: the list is not complete.
 - **{versions}**: the routes that are wrong with torch alone in that version, in the audit of torch's database or at
-  one or two further calls; third is the third order in reverse mode. A call counts if it is right inside
-  `hodiff.corrected()`. "an example" means that only the example of a report, or one with a special argument, is wrong.
-  "right" means that none of these is wrong in this version, but in another. "–" means that none of them reaches the
-  fault: it needs special arguments, which [the tests of the rule](../../tests/corrections/rules) have for torch 2.13.
-- **fixed in**: the version from which hodiff leaves the function to torch.
+  one or two further calls; third is the third order in reverse mode. Only calls that hodiff computes right are counted.
+  "an example" means that only the example of a report, or one with a special argument, is wrong. "right" means that
+  none of these is wrong in this version, but in another. "–": not measured by these calls; see the [tests of the
+  rule](../../tests/corrections/rules), which have special arguments for torch 2.13.
+- **script**: the operator for which `python -m hodiff audit --op NAME --script` prints a script of torch {latest} alone
+  that shows a fault. Other rows have none: samples of torch's database do not show these faults.
+- **fixed in**: the version from which hodiff leaves the function to torch. Where it is empty although the newest
+  version is right, hodiff still corrects other calls of the function.
 
 `python tests/upstream/write_page.py` writes this page; `python tests/upstream/measure.py` measures a version.
 """
@@ -102,22 +106,33 @@ def statuses_in(version: str, functions: tuple[str, ...]) -> str:
 
 def lines_of(kind: str) -> Iterator[str]:
     """Rows of the table of one kind."""
-    from upstream.faults import faults
+    from upstream.faults import audited_operators, faults
     from upstream.reports import THREADS
 
     import hodiff
+    from hodiff.checks.torch_verdicts import audit_on_file
 
     routes = dict(zip(hodiff.ROUTES, ("rr", "fr", "rf", "ff"), strict=True))
+    shown = audit_on_file(_SCRIPTS).defects("torch")
     for row, functions in faults():
         if row.kind != kind:
             continue
         named = ", ".join(f"`{each}`" for each in functions[:_NAMED])
         more = f" and {len(functions) - _NAMED} more" if len(functions) > _NAMED else ""
-        links = " ".join(each.link for each in THREADS if set(each.functions) & set(functions)) or "none found"
+        links = " ".join(each.link for each in THREADS if set(each.functions) & set(functions)) or "none in our list"
         seen = [statuses_in(version, functions) for version in measured()]
         if not any(each and each != "right" for each in seen):
             seen = ["–"] * len(seen)
-        cells = (named + more, row.reason, " ".join(routes[each] for each in row.routes), links, *seen, row.mended)
+        script = next((f"`{name}`" for name in audited_operators(functions) if name in shown), "")
+        cells = (
+            named + more,
+            row.reason,
+            " ".join(routes[each] for each in row.routes),
+            links,
+            *seen,
+            script,
+            row.mended,
+        )
         yield "| " + " | ".join(cell.replace("|", r"\vert ") for cell in (*cells, row.reference)) + " |"
 
 
@@ -148,10 +163,13 @@ def page() -> str:
     """The page."""
     from upstream.reports import COLLECTION
 
+    from hodiff.checks.torch_verdicts import audit_on_file
+
     versions = list(measured())
-    titles = ("functions", "what is wrong", "routes", "reports", *versions, "fixed in", "rule of hodiff")
+    titles = ("functions", "what is wrong", "routes", "reports", *versions, "script", "fixed in", "rule of hodiff")
     head = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
-    parts = [_HEAD.format(collection=COLLECTION, versions=", ".join(versions))]
+    dates = ", ".join(f"{audit_on_file(version).date} (torch {version})" for version in versions)
+    parts = [_HEAD.format(collection=COLLECTION, versions=", ".join(versions), dates=dates, latest=_SCRIPTS)]
     for kind, title in (("wrong", "## Silently wrong"), ("missing", "## Missing, or raising an error")):
         parts += [title + "\n", "\n".join((head, *lines_of(kind))) + "\n"]
     titles = ("operator", *versions, "corrected")
@@ -177,8 +195,19 @@ def _silent(tables: list[Any]) -> Iterator[str]:
     yield f"| operator | {' | '.join(table.torch for table in tables)} |"
     yield f"|{'---|' * (1 + len(tables))}"
     for name in names:
-        cells = [short(rows[name], ROUTES) or "no" if name in rows else "not there" for rows in found]
+        cells = [
+            "not there"
+            if name not in rows
+            else short(rows[name], ROUTES) or ("none" if _declares_none(table, name) else "no")
+            for table, rows in zip(tables, found, strict=True)
+        ]
         yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def _declares_none(table: Any, name: str) -> bool:
+    from hodiff.checks.torch_verdicts import TORCH
+
+    return all(each.status == "not differentiable" for each in table.operators[name][TORCH].values())
 
 
 def summary() -> str:
@@ -193,12 +222,15 @@ def summary() -> str:
         counts = [table.counts(TORCH)[route] for table in tables]
         cells = [str(sum(count[status] for status in kinds[kind])) for count in counts for kind in kinds]
         lines.append(f"| {route} | {' | '.join(cells)} |")
+    dates = ", ".join(f"{table.date} (torch {table.torch})" for table in tables)
     any_route = [len(table.defects(TORCH)) for table in tables]
     sizes = " and ".join(f"{len(table.operators)} operators of {table.torch}" for table in tables)
-    said = f"Of {sizes}, {', '.join(map(str, any_route[:-1]))} and {any_route[-1]} have a defect by some route."
+    said = f"Of {sizes}, {', '.join(map(str, any_route[:-1]))} and {any_route[-1]} have a defect by some route. "
+    said += f"The audits are of {dates}."
     said_too = (
         "The second derivatives of these operators are silently wrong, or not finite, by the routes in the cells: rr "
-        "is reverse-over-reverse, rf reverse-over-forward, and so on; the first letter is the outer pass."
+        'is reverse-over-reverse, rf reverse-over-forward, and so on; the first letter is the outer pass. "none" means '
+        "that torch declared no derivative in that version; those of the Bessel functions were silently zero."
     )
     silent = [textwrap.fill(said_too, 120), "", *_silent(tables)]
     text = SUMMARY.read_text(encoding="utf-8")

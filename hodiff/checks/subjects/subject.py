@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -90,15 +91,24 @@ def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
     return _split(lambda _, outputs, kwargs: loss(*outputs), {}, ((call.output,), {}))
 
 
+# Arguments of normalizations that are buffers, which torch does not differentiate by.
+_BUFFERS = frozenset({"running_mean", "running_var"})
+
+
 def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
-    """Return a torch function as a function of its floating arguments."""
+    """Return a torch function as a function of its floating arguments, except buffers."""
     setting = Setting(random=RandomState((), foreign=True))
+    buffers = {name: kwargs[name] for name in _BUFFERS & kwargs.keys()}
+    signature = attempt(inspect.signature, function)
+    names = () if isinstance(signature, Failure) else tuple(signature.parameters)
 
     def run(_: Any, args: Any, kwargs: Any) -> Any:
         with setting.entered():
-            return tensors_in(function(*args, **kwargs))
+            return tensors_in(function(*args, **kwargs, **setting.copied(buffers)))
 
-    return _split(run, {}, (args, kwargs))
+    fixed = [i for i, name in enumerate(names[: len(args)]) if name in _BUFFERS]
+    others = {name: each for name, each in kwargs.items() if name not in buffers}
+    return _split(run, {}, (args, others), fixed)
 
 
 @dataclass(frozen=True)

@@ -41,3 +41,33 @@ def test_on_file_prints_the_saved_page_without_an_audit(monkeypatch, capsys):
     monkeypatch.setattr(audit_command, "audit", None)
     assert main(["audit", "--on-file"]) == 0
     assert "## By version of torch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--op sin --on-file", "--op: expected no --op with --on-file"),
+        ("--op sin --on-file --script", "with --on-file"),
+        ("--mutate --on-file", "--mutate: expected no --mutate with --on-file"),
+        ("--op sin --script --json a.json", "--json: expected no --json with --script"),
+        ("--op sin --script --markdown a.md", "--markdown: expected no --markdown with --script"),
+        ("--op sin --script --corrected", "--corrected: expected no --corrected with --script"),
+        ("--mutate --samples 3", "--samples: expected no --samples with --mutate"),
+        ("--jets --uncorrected", "--uncorrected: expected no --uncorrected with --jets"),
+        ("--order 3", "--order: expected --jets with --order"),
+        ("--jets --cases 3", "--cases: expected --mutate with --cases"),
+    ],
+)
+def test_rejects_options_without_effect(monkeypatch, capsys, options, words):
+    for name in ("audit", "mutated_audit", "jet_audit", "reproductions", "audit_on_file", "jets_on_file"):
+        monkeypatch.setattr(audit_command, name, None)
+    assert main(["audit", *options.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_states_samples_names_and_exit_status(capsys):
+    with pytest.raises(SystemExit):
+        main(["audit", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("Samples are float64", "names are those of torch's operator database", "if a script was written"):
+        assert words.lower() in text.lower()

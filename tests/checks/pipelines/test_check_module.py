@@ -894,3 +894,13 @@ def test_submodules_are_not_searched_if_the_whole_agrees(monkeypatch):
 
 def test_summary_names_the_disagreement():
     assert "differences disagree by" in check(Detaching(3, 3), torch.ones(2, 3)).summary
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_no_arguments_of_the_function_at_fault(training):
+    """Torch raises for derivatives by `running_mean`, which nobody takes."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh()).double().train(training)
+    text = " ".join(str(check(model, X[:, :2], vmap=False, scipy=False)).split())
+    assert "running_mean'" not in text
+    if training:
+        assert "batch_norm: reverse-over-forward, forward-over-forward: relative error" in text

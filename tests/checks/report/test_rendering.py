@@ -13,6 +13,7 @@ from checks.report_parts import Terminal
 
 from hodiff import InputError
 from hodiff.checks import Entry, Finding, Report
+from hodiff.checks.attempts import first_line
 from hodiff.checks.findings.codes import CODES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -240,3 +241,11 @@ def test_json_with_unknown_fields_is_accepted():
 def test_invalid_json_is_rejected(text, message):
     with pytest.raises(InputError, match=message):
         Report.from_json(text)
+
+
+def test_long_messages_end_after_a_word():
+    line = first_line(ValueError("words " * 100)).removeprefix("ValueError: ")
+    assert len(line) < 245
+    assert set(line.split()) == {"words", "…"}
+    assert first_line(ValueError("short\nsecond")) == "ValueError: short"
+    assert first_line(ValueError("")) == "ValueError"

@@ -53,8 +53,8 @@ def _logit(input: Tensor, eps: float | None = None) -> Any:
 
 @register(
     torch.polar,
-    routes=ROUTES,
-    reason="derivatives are 0 if the modulus is 0",
+    routes=ROUTES[:3],
+    reason="the gradient of the modulus has the wrong sign if the modulus is negative, and is 0 if it is 0",
     reference="|z| cos φ + i |z| sin φ",
 )
 def _polar(abs: Tensor, angle: Tensor) -> Any:

@@ -26,7 +26,10 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 from hodiff.torch_internals.operators import INDEX_PUT_OPERATORS
 from hodiff.torch_operators.table import forms_of
 
-REASON = "a value that is overwritten at a repeated index gets the gradient of the value that is kept"
+REASON = (
+    "a value that is overwritten at a repeated index gets the gradient of the value that is kept; torch documents "
+    "repeated indices as undefined or not deterministic"
+)
 REFERENCE = "a gather of the values that are kept"
 
 

@@ -29,8 +29,8 @@ def _floating(*args: Any, out: Any = None, **kwargs: Any) -> bool:
 _scattered = partial(
     register,
     routes=ROUTES,
-    reason="for products, the rules divide by factors and treat the result as a constant; a source larger than its "
-    "index raises an error",
+    reason="for products, forward mode returns 0, and second derivatives are wrong at two zeros; a source larger than "
+    "its index raises an error",
     reference=_SOURCE,
     covers=_floating,
 )

@@ -28,7 +28,7 @@ def _broadcasts(input: Any, mask: Any = None, *_: Any, **__: Any) -> bool:
 @register(
     *forms_of("masked_select"),
     routes=ROUTES[:1],
-    reason="second derivatives are wrong if the mask has more dimensions than the input",
+    reason="under vmap, the gradient is wrong or raises an error if the mask has more dimensions than the input",
     reference="the selection from both after they are broadcast",
     covers=_broadcasts,
 )
@@ -79,8 +79,8 @@ for _name, _reason in (
 
 @register(
     *forms_of("as_strided_scatter"),
-    routes=ROUTES,
-    reason="derivatives, also the first, are wrong if the whole input is overwritten",
+    routes=ROUTES[:3],
+    reason="the gradient of the input, also the first, is that of the overwritten elements, instead of the others",
     reference="torch.scatter at the indices that the strides define",
 )
 def _as_strided_scatter(

@@ -25,7 +25,8 @@ _constant = partial(
     register,
     kind="wrong",
     routes=FORWARD_INSIDE,
-    reason="second derivatives treat the forward rule as a constant, and third derivatives the reverse rule",
+    reason="mean and deviation are constants in the second derivatives of the forward rule, and in the third of the "
+    "reverse rule",
 )
 
 
@@ -37,8 +38,8 @@ _of_layers = partial(_constant, covers=_is_real, reference="Ba, Kiros & Hinton (
 _of_batches = partial(
     _constant,
     covers=_is_real,
-    reason="second derivatives treat the forward rule as a constant, and third derivatives the reverse rule; the "
-    "gradient reads wrong elements of a weight or running statistic that is not contiguous",
+    reason="mean and deviation are constants in the second derivatives of the forward rule, and in the third of the "
+    "reverse rule; the gradient reads wrong elements of a weight or running statistic that is not contiguous",
     reference="Ioffe & Szegedy (2015), alg. 1",
 )
 _of_instances = partial(_constant, covers=_is_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")

@@ -44,7 +44,7 @@ def _norms(v: Tensor, dim: int) -> Tensor:
     weight_norm,
     name="torch.nn.utils.parametrizations.weight_norm",
     routes=ROUTES,
-    reason="the gradient treats the norms as constants, and there is no forward rule",
+    reason="second derivatives treat the norms in the gradient as constants, and there is no forward rule",
     reference=_REFERENCE,
     covers=_is_real,
 )
@@ -69,7 +69,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
 @register(
     weight_norm_kernel,
     routes=ROUTES,
-    reason="the gradient treats the norms as constants, and there is no forward rule",
+    reason="second derivatives treat the norms in the gradient as constants, and there is no forward rule",
     reference=_REFERENCE,
     covers=_is_real,
 )

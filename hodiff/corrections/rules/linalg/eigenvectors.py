@@ -103,7 +103,7 @@ def _eig(A: Tensor) -> Any:
 
 @register(
     torch.linalg.eigvals,
-    reason="third derivatives that mix modes are wrong or NaN",
+    reason="third derivatives through forward-over-reverse or forward-over-forward are wrong or NaN",
     reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
     covers=for_lapack,
 )

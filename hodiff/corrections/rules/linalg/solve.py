@@ -81,8 +81,9 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any
 
 @register(
     *forms_of("triangular_solve"),
-    routes=("forward-over-reverse",),
-    reason="the forward rule of the backward pass omits a term",
+    routes=ROUTES[1:],
+    reason="with transpose=True, as in the backward pass, the forward rule does not transpose the tangent; it also "
+    "reads entries that the value ignores",
     reference="torch.linalg.solve_triangular",
     covers=for_lapack,
 )
@@ -98,7 +99,8 @@ def _triangular_solve(
 @register(
     *forms_of("cholesky_solve"),
     routes=ROUTES[1:],
-    reason="the forward rule has its factors in the wrong order",
+    reason="if L is batched and the shape of B is that of L without its last dimension, the forward rule reads B as a "
+    "batch of vectors; the gradient of L is not triangular",
     reference="two triangular solves, by torch.linalg.solve_triangular",
     covers=for_lapack,
 )
@@ -114,7 +116,8 @@ def _cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Any:
 @register(
     *forms_of("cholesky_inverse"),
     routes=ROUTES[1:],
-    reason="the derivative uses the result as a constant",
+    reason="the forward rule has two factors in the wrong order, so the first forward derivative is already wrong; the "
+    "gradient is not triangular",
     reference="two triangular factors, by torch.linalg.solve_triangular",
     covers=for_lapack,
 )

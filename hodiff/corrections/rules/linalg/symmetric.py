@@ -267,7 +267,7 @@ def _eigh(A: Tensor, UPLO: str = "L") -> Any:
 
 @register(
     torch.linalg.eigvalsh,
-    reason="third derivatives that mix modes are NaN or wrong",
+    reason="third derivatives through forward-over-reverse or forward-over-forward are NaN or wrong",
     reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
     covers=for_lapack,
 )

@@ -79,7 +79,7 @@ _GAUTSCHI = "W. Gautschi, Efficient computation of the complex error function (1
 enter(
     "erfcx",
     _erfcx,
-    reason="for large x, derivatives are differences of nearly equal numbers; at 1e4 the third derivative has the "
+    reason="for large x, derivatives are differences of nearly equal numbers; at 1e4 the second derivative has the "
     "wrong magnitude",
     reference=_GAUTSCHI,
 )
@@ -157,9 +157,10 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
     return out is None
 
 
-_incomplete_is_missing = partial(
-    register, kind="missing", routes=ROUTES[1:], reason="no forward rule; reverse mode returns NaN at 0", covers=_is_new
+_INCOMPLETE = (
+    "no forward rule; reverse mode returns NaN at 0; no derivative with respect to the first argument, in hodiff either"
 )
+_incomplete_is_missing = partial(register, kind="missing", routes=ROUTES[1:], reason=_INCOMPLETE, covers=_is_new)
 
 
 @_incomplete_is_missing(torch.igamma, Tensor.igamma, torch.special.gammainc, reference="Abramowitz & Stegun, 6.5.1")
