@@ -135,7 +135,7 @@ class _Comparison:
             confirms: Whether the first two steps that decide suffice, and wider ones need not contradict them.
         """
         moves = self._moves()
-        found, last, own = None, None, 0.0
+        found, last, own, nearly = None, None, 0.0, _CLEAR
         for h in self._steps:
             try:
                 (up, own_up), (down, own_down) = self._change(moves, h), self._change(moves, -h)
@@ -149,19 +149,24 @@ class _Comparison:
                 continue
             # Curvature makes the bend grow with the step. Kinks and rounding errors do not.
             error, bend = difference - own, (up - own_up + down - own_down) / h
-            clear = _CLEAR * max(abs(own), abs(difference))
-            if found is None and abs(error) <= _EQUAL * abs(own):
+            size = max(abs(own), abs(difference))
+            ratio = abs(error) / (size or 1.0)
+            if found is None and ratio <= _EQUAL:
                 return None
             if last is not None:
-                last_error, last_bend, last_clear = last
-                if abs(error) <= clear and abs(last_error) <= last_clear:
+                last_difference, last_error, last_bend, last_ratio = last
+                if max(ratio, last_ratio) <= nearly:
                     return None
-                doubt = 4 * abs(error - last_error) + abs(last_bend - bend / _RATIO) + self._error / h
-                if found is None and abs(error) > doubt + clear:
-                    found = own, difference
+                rounding = self._error / h
+                doubt = 4 * abs(error - last_error) + abs(last_bend - bend / _RATIO) + rounding
+                # Differences of a bounded function vanish over steps that are too wide.
+                steady = abs(difference - last_difference) <= abs(difference) / 4 + _RATIO * rounding
+                if found is None and steady and abs(error) > doubt + _CLEAR * size:
+                    # Narrow steps do not see numbers that are rounded inside, as by TF32.
+                    found, nearly = (own, difference), max(_CLEAR, ratio / 4)
                     if confirms:
                         break
-            last = error, bend, clear
+            last = difference, error, bend, ratio
         return (own, 0.0) if last is None and abs(own) > self._error / _WIDEST else found
 
     def _moves(self) -> list[Tensor]:
