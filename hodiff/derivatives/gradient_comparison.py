@@ -135,7 +135,7 @@ class _Comparison:
             confirms: Whether the first two steps that decide suffice, and wider ones need not contradict them.
         """
         moves = self._moves()
-        found, last, own, nearly = None, None, 0.0, _CLEAR
+        found, last, own = None, None, 0.0
         for h in self._steps:
             try:
                 (up, own_up), (down, own_down) = self._change(moves, h), self._change(moves, -h)
@@ -155,15 +155,15 @@ class _Comparison:
                 return None
             if last is not None:
                 last_difference, last_error, last_bend, last_ratio = last
-                if max(ratio, last_ratio) <= nearly:
+                # Narrow steps do not see numbers that are rounded inside, as by TF32.
+                if max(ratio, last_ratio) <= _CLEAR:
                     return None
                 rounding = self._error / h
                 doubt = 4 * abs(error - last_error) + abs(last_bend - bend / _RATIO) + rounding
                 # Differences of a bounded function vanish over steps that are too wide.
                 steady = abs(difference - last_difference) <= abs(difference) / 4 + _RATIO * rounding
                 if found is None and steady and abs(error) > doubt + _CLEAR * size:
-                    # Narrow steps do not see numbers that are rounded inside, as by TF32.
-                    found, nearly = (own, difference), max(_CLEAR, ratio / 4)
+                    found = own, difference
                     if confirms:
                         break
             last = difference, error, bend, ratio
