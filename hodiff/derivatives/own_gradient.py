@@ -48,9 +48,8 @@ class Watch:
     """Finds the first call that takes a differentiated tensor out of the graph."""
 
     def __init__(self) -> None:
-        # Lines of cuts whose numbers enter the graph again or leave torch, and of all cuts.
-        self._used = ""
-        self._any = ""
+        # Lines of cuts whose numbers enter the graph again, of those whose numbers leave torch, and of all cuts.
+        self._used = self._read = self._any = ""
         # Floating-point tensors outside of the graph that depend on differentiated ones, and the line of the cut.
         # Indices and masks, as of a neighbour list, have no derivative that is lost.
         self._lost = WeakTensorKeyDictionary()
@@ -58,7 +57,7 @@ class Watch:
     @property
     def cut(self) -> str:
         """The line of the call, or ""."""
-        return self._used or self._any
+        return self._used or self._read or self._any
 
     def __call__(self, func: Any, arguments: tuple[Any, Any], run: Callable[[], Any]) -> Any:
         """Run a call, and record the line where a cut is made or used."""
@@ -75,7 +74,7 @@ class Watch:
             or (func in _VIEWS and (len(args) == 1 or isinstance(args[1], torch.dtype)))
         )
         line = next((self._lost[each] for each in tensors if each in self._lost), "")
-        used = bool(line) and (cuts or (recorded and torch.is_grad_enabled()))
+        used = bool(line) and recorded and torch.is_grad_enabled()
         if recorded and (cuts or not torch.is_grad_enabled()):
             line = line_now()
             if cuts or func.__name__ not in _READS:
@@ -87,7 +86,9 @@ class Watch:
             for each in numbers:
                 if not each.requires_grad:
                     self._lost[each] = line
-            if (not results and cuts) or (used and any(each.requires_grad for each in numbers)):
+            if not results and cuts:
+                self._read = self._read or line
+            if used and any(each.requires_grad for each in numbers):
                 self._used = line
         return result
 

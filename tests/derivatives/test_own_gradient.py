@@ -251,9 +251,16 @@ def transposed(x):
     return (weights * x.sin()).sum()
 
 
+def logged(x):
+    """Read the value, as a log does, before the cut."""
+    assert x.square().sum().item() > 0
+    return (x.detach() * x).sum()
+
+
 # The function, which also has a neighbour list, and the cut of which the numbers are used
 AFTER_A_NEIGHBOUR_LIST = {
     "detach": (lambda x: (x.detach() * x).sum(), "x.detach()"),
+    "detach after a log": (logged, "x.detach()"),
     "a number": (lambda x: x.sum().item() * x.sin().sum(), "x.sum().item()"),
     "NumPy": (lambda x: (torch.from_numpy(x.detach().numpy() ** 2) * x).sum(), "x.detach().numpy()"),
     "written": (written, "in written"),
