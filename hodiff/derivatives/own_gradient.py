@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -14,21 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
+from hodiff.common.trees import tensors_in
 from hodiff.derivatives.capture.refusals import line_now
+from hodiff.derivatives.gradient_comparison import compare, comparing
 from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.graphs import nodes_of
 from hodiff.recompute.reachable import named_modules
 from hodiff.torch_internals.autograd.grad_mode import in_forward_mode, in_fx_trace, tangents_are_on
 from hodiff.torch_internals.autograd.graph_nodes import BackwardHookFunction, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
-
-# Smaller relative differences may be rounding or a nearby kink.
-_CLEAR = 0.02
-# Step of the finite differences, relative to the size of each tensor.
-_STEP = 2e-2
 
 # Calls that take a tensor out of the graph.
 _DATA: Any = Tensor.data
@@ -48,54 +44,53 @@ _READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad
 _asked: set[int] = set()
 
 
-class _Thread(threading.local):
-    comparing = False
-    limits: tuple[Tensor, Tensor] | None = None
-
-
-_this_thread = _Thread()
-
-
-@contextmanager
-def compared_within(lower: Tensor, upper: Tensor) -> Iterator[None]:
-    """Keep the differences of functions of n numbers, in one or several leaves, within limits (n,)."""
-    before, _this_thread.limits = _this_thread.limits, (lower, upper)
-    try:
-        yield
-    finally:
-        _this_thread.limits = before
-
-
-def is_comparing() -> bool:
-    """Whether a function runs only for the finite differences of a warning."""
-    return _this_thread.comparing
-
-
 class Watch:
-    """Finds the first call that takes a differentiated tensor out of the graph.
-
-    Attributes:
-        cut: The line of the call, or "".
-    """
+    """Finds the first call that takes a differentiated tensor out of the graph."""
 
     def __init__(self) -> None:
-        self.cut = ""
+        # Lines of cuts whose numbers enter the graph again, of those whose numbers leave torch, and of all cuts.
+        self._used = self._read = self._any = ""
+        # Floating-point tensors outside of the graph that depend on differentiated ones, and the line of the cut.
+        # Indices and masks, as of a neighbour list, have no derivative that is lost.
+        self._lost = WeakTensorKeyDictionary()
 
-    def __call__(self, func: Any, args: Any) -> None:
-        """Record the line of a call that leaves the graph."""
+    @property
+    def cut(self) -> str:
+        """The line of the call, or ""."""
+        return self._used or self._read or self._any
+
+    def __call__(self, func: Any, arguments: tuple[Any, Any], run: Callable[[], Any]) -> Any:
+        """Run a call, and record the line where a cut is made or used."""
+        # Skip calls inside a Function, where tangents are off.
+        if self._used or not (tangents_are_on() or torch.is_inference_mode_enabled()):
+            return run()
+        args = arguments[0]
+        tensors = tensors_in(arguments)
+        # The call may detach its argument.
+        recorded = any(each.requires_grad for each in tensors)
         cuts = (
             func in _CUTS
             or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
             or (func in _VIEWS and (len(args) == 1 or isinstance(args[1], torch.dtype)))
         )
-        # Skip calls inside a Function, where tangents are off.
-        inside = not (tangents_are_on() or torch.is_inference_mode_enabled())
-        if self.cut or inside or not (cuts or not torch.is_grad_enabled()):
-            return
-        if (cuts or func.__name__ not in _READS) and any(
-            isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(args)
-        ):
-            self.cut = line_now()
+        line = next((self._lost[each] for each in tensors if each in self._lost), "")
+        used = bool(line) and recorded and torch.is_grad_enabled()
+        if recorded and (cuts or not torch.is_grad_enabled()):
+            line = line_now()
+            if cuts or func.__name__ not in _READS:
+                self._any = self._any or line
+        result = run()
+        if line:
+            results = tensors_in(args[:1] if func is Tensor.__setitem__ else result)
+            numbers = [each for each in results if each.is_floating_point() or each.is_complex()]
+            for each in numbers:
+                if not each.requires_grad:
+                    self._lost[each] = line
+            if not results and cuts:
+                self._read = self._read or line
+            if used and any(each.requires_grad for each in numbers):
+                self._used = line
+        return result
 
 
 def is_asked(f: Callable[..., Any]) -> bool:
@@ -183,19 +178,16 @@ def warn_once(
         cut = f"{name}, or {cut}" if cut else name
     if not cut or in_forward_mode():
         return
-    _this_thread.comparing = True
     try:
-        with untouched(list(named_modules(f))), RandomState(leaves).replayed():
+        with comparing(), untouched(list(named_modules(f))), RandomState(leaves).replayed():
             try:
-                told = _compare(evaluate, leaves)
+                told = compare(evaluate, leaves)
             finally:
                 # Restore the state that the function keeps for its backward to the point's; hooks are not restored.
                 evaluate([leaf.detach().requires_grad_() for leaf in leaves])
     except Exception:
         # The function may accept only one kind of call, or only one call.
         return
-    finally:
-        _this_thread.comparing = False
     if told is not None:
         warnings.warn(
             f"{caller}: the gradient by autograd is not the derivative of the function: along a random direction the "
@@ -214,72 +206,3 @@ def _custom_functions(result: Any) -> Iterator[type]:
             own = function is None or function.__module__.startswith(("hodiff.", "torch."))
             if not own or function is BackwardHookFunction:
                 yield function
-
-
-def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tensor]) -> tuple[float, float] | None:
-    """Return the derivative along a direction by autograd and by differences, or None if they agree or are unclear."""
-    generator = torch.Generator().manual_seed(0)
-    points = [leaf.detach().requires_grad_() for leaf in leaves]
-    limits = _limits_of(points)
-    moves = [_direction(leaf, generator) for leaf in points]
-    for i, (point, (lower, upper)) in enumerate(zip(points, limits, strict=False)):
-        room = torch.minimum(point - lower, upper - point).detach().clamp(min=0) / _STEP
-        moves[i] = torch.minimum(torch.maximum(moves[i], -room), room)
-    weights: list[Tensor] = []
-
-    def number(at: Sequence[Tensor]) -> Tensor:
-        torch.manual_seed(0)
-        outputs = [each for each in pytree.tree_leaves(evaluate(at)) if _is_floating(each)]
-        if not weights:
-            weights.extend(
-                torch.randn(each.shape, generator=generator, device=generator.device).to(each) for each in outputs
-            )
-        return torch.stack([(w * y).double().sum() for w, y in zip(weights, outputs, strict=True)]).sum()
-
-    def moved(h: float) -> list[Tensor]:
-        at = [p + h * m for p, m in zip(points, moves, strict=True)]
-        # A rounded sum may exceed a limit.
-        return (
-            [torch.minimum(torch.maximum(p, low), up) for p, (low, up) in zip(at, limits, strict=True)]
-            if limits
-            else at
-        )
-
-    with torch.enable_grad():
-        value = number(points)
-        gradient = torch.autograd.grad(value, points, allow_unused=True)
-    own = sum(float((g.double() * m.double()).sum()) for g, m in zip(gradient, moves, strict=True) if g is not None)
-    # The function may register hooks, which need a recorded graph.
-    with torch.enable_grad():
-        # A function that depends on its history, or draws from another generator, has no differences.
-        if float(number(points).detach()) != float(value.detach()):
-            return None
-        wide, narrow = (
-            float(number(moved(h)).detach()) - float(number(moved(-h)).detach()) for h in (_STEP, _STEP / 2)
-        )
-    wide, narrow = wide / (2 * _STEP), narrow / _STEP
-    truth = (4 * narrow - wide) / 3
-    eps = max(torch.finfo(each.dtype).eps for each in points)
-    doubt = 4 * abs(narrow - wide) + 100 * eps * abs(float(value.detach())) / _STEP
-    return (own, truth) if abs(own - truth) > doubt + _CLEAR * max(abs(own), abs(truth)) else None
-
-
-def _limits_of(points: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the limits of each leaf; none if there are no limits of as many numbers."""
-    sizes = [each.numel() for each in points]
-    if _this_thread.limits is None or sum(sizes) != _this_thread.limits[0].numel():
-        return []
-    lower, upper = (side.split(sizes) for side in _this_thread.limits)
-    return [
-        (low.reshape(each.shape).to(each), up.reshape(each.shape).to(each))
-        for each, low, up in zip(points, lower, upper, strict=True)
-    ]
-
-
-def _direction(leaf: Tensor, generator: torch.Generator) -> Tensor:
-    size = float(leaf.detach().double().square().mean().sqrt()) if leaf.numel() else 0.0
-    return torch.randn(leaf.shape, generator=generator, device=generator.device).to(leaf) * (size or 1.0)
-
-
-def _is_floating(each: Any) -> bool:
-    return isinstance(each, Tensor) and each.is_floating_point()

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from hodiff.common.module_state import attributes_put_back, buffers_unwrapped, untouched
-from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.own_gradient import is_comparing
+from hodiff.derivatives.gradient_comparison import CoarsestDtype, is_comparing
 from hodiff.recompute.contents import numbers_in, require_same
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.torch_internals.autograd.grad_mode import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
-from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
@@ -54,25 +52,10 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
     return replace(function, f=f)
 
 
-class _Dtypes(EagerDispatchMode):
-    """Mode that finds the machine epsilon of the coarsest dtype of results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eps = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = run_operator(func, args, kwargs)
-        for each in tensors_in(result):
-            if each.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
-        return result
-
-
 def _coarsest_eps(function: BoundFunction) -> float:
     """Evaluate a function once more, and return the machine epsilon of the coarsest dtype in it."""
     draw = draw_of(function.leaves, *function.roots)
-    with _Dtypes() as dtypes:
+    with CoarsestDtype() as dtypes:
         function(function.leaves)
     draw.rewind()
     return dtypes.eps

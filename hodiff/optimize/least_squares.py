@@ -16,7 +16,7 @@ from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.derivatives.own_gradient import compared_within
+from hodiff.derivatives.gradient_comparison import compared_within
 from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import JacobianOperator
 from hodiff.operators.linear.constant_points import require_constant

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.derivatives.own_gradient import compared_within
+from hodiff.derivatives.gradient_comparison import compared_within
 from hodiff.errors import InputError
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.optimize.arguments_of_scipy import OF_MINIMIZE, refusing

@@ -226,3 +226,53 @@ def test_random_state_and_grad_are_left_unchanged():
 def test_warning_names_the_digits_of_16_bits(dtype, digits):
     (message,) = warnings_of(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
     assert message.startswith(f"hvp: {dtype} has about {digits} digits")
+
+
+def pairs(x):
+    with torch.no_grad():
+        distances = (x[:, None] - x).abs()
+        return torch.nonzero((distances < 2.0).triu(1), as_tuple=True)
+
+
+def pair_energy(x):
+    i, j = pairs(x)
+    return (x[i] - x[j]).sin().sum()
+
+
+def written(x):
+    weights = torch.zeros_like(x)
+    weights[:] = x.detach()
+    return (weights * x.sin()).sum()
+
+
+def transposed(x):
+    with torch.no_grad():
+        weights = x[:, None].mT.exp()
+    return (weights * x.sin()).sum()
+
+
+def logged(x):
+    """Read the value, as a log does, before the cut."""
+    assert x.square().sum().item() > 0
+    return (x.detach() * x).sum()
+
+
+# The function, which also has a neighbour list, and the cut of which the numbers are used
+AFTER_A_NEIGHBOUR_LIST = {
+    "detach": (lambda x: (x.detach() * x).sum(), "x.detach()"),
+    "detach after a log": (logged, "x.detach()"),
+    "a number": (lambda x: x.sum().item() * x.sin().sum(), "x.sum().item()"),
+    "NumPy": (lambda x: (torch.from_numpy(x.detach().numpy() ** 2) * x).sum(), "x.detach().numpy()"),
+    "written": (written, "in written"),
+    "no_grad": (without_recording, "in without_recording"),
+    "a view under no_grad": (transposed, "in transposed"),
+    "a hook": (hooked, "in hooked"),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_A_NEIGHBOUR_LIST)
+def test_cuts_whose_numbers_are_used_are_named_before_neighbour_lists(name):
+    f, words = AFTER_A_NEIGHBOUR_LIST[name]
+    (message,) = warnings_of(lambda: hodiff.hvp(lambda x: pair_energy(x) + f(x), X, X))
+    assert words in message
+    assert "in pairs" not in message

@@ -79,8 +79,8 @@ class Corrections(RuleMode):
             watch_compiled_code()
         self.lean = lean
         self.many = many
-        # Called with each function and its arguments, if set.
-        self.watcher: Callable[[Any, Any], None] | None = None
+        # Called with each function, its arguments, and a function that runs it and returns its result, if set.
+        self.watcher: Callable[[Any, Any, Callable[[], Any]], Any] | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Wrap a function so that it runs in this mode; a generator or a coroutine leaves the mode while it waits."""
@@ -90,7 +90,11 @@ class Corrections(RuleMode):
         """Run the rule of a torch function, or torch's own function if there is no rule."""
         kwargs = kwargs or {}
         if self.watcher is not None:
-            self.watcher(func, args)
+            watcher, self.watcher = self.watcher, None
+            try:
+                return watcher(func, (args, kwargs), lambda: self.__torch_function__(func, types, args, kwargs))
+            finally:
+                self.watcher = watcher
         compiling = is_compiling()
         if func is F.l1_loss and not compiling and (weight := weight_of_l1_loss()) is not None:
             return run_in_the_mode(twin(func), *args, **{**kwargs, "weight": weight})

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hodiff.common.chunks import MEMORY_BUDGET, resolve_chunk_size
 from hodiff.common.trees import describe, strided
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.own_gradient import is_comparing
+from hodiff.derivatives.gradient_comparison import is_comparing
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.distributed.linear_maps import gathered_in
 from hodiff.errors import InputError
