@@ -64,7 +64,7 @@ class Watch:
         # Skip calls inside a Function, where tangents are off.
         if self._used or not (tangents_are_on() or torch.is_inference_mode_enabled()):
             return run()
-        args = arguments[0]
+        args, kwargs = arguments
         tensors = tensors_in(arguments)
         # The call may detach its argument.
         recorded = any(each.requires_grad for each in tensors)
@@ -72,6 +72,7 @@ class Watch:
             func in _CUTS
             or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
             or (func in _VIEWS and (len(args) == 1 or isinstance(args[1], torch.dtype)))
+            or (func is torch.autograd.grad and not kwargs.get("create_graph"))
         )
         line = next((self._lost[each] for each in tensors if each in self._lost), "")
         used = bool(line) and recorded and torch.is_grad_enabled()

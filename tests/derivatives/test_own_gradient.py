@@ -95,6 +95,12 @@ DOUBLING.register_full_backward_hook(lambda module, given, found: (2 * given[0],
 LISTENING.register_full_backward_hook(lambda module, given, found: None)
 
 
+def with_gradient_inside(x, used=True, **options):
+    value = x.pow(3).sum()
+    (gradient,) = torch.autograd.grad(value, x, retain_graph=True, **options)
+    return (gradient * x).sum() if used else value
+
+
 # The function, and the name of the call that detaches from the graph; empty if the gradient is correct
 CASES = {
     "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
@@ -124,6 +130,9 @@ CASES = {
     "a hook of a module that listens": (lambda x: LISTENING(x).square().sum(), ""),
     "a Function": (lambda x: LouderSine.apply(x).square().sum(), "LouderSine, a custom Function"),
     "a Function that is right": (lambda x: Sine.apply(x).square().sum(), ""),
+    "a gradient inside": (with_gradient_inside, "torch.autograd.grad(value, x"),
+    "a gradient inside with a graph": (lambda x: with_gradient_inside(x, create_graph=True), ""),
+    "a gradient inside that is not used": (lambda x: with_gradient_inside(x, used=False), ""),
     "a shift without effect": (shifted, ""),
     "a branch": (lambda x: x.sin().sum() if x.detach().sum() > 0 else x.sum(), ""),
     "a kink": (lambda x: ((x.round() - x).detach() + x).square().sum(), ""),
