@@ -5,6 +5,7 @@ import torch
 from doors.pages import run_example
 from doors.pina.problems import PROBLEMS, error, made
 from pina import LabelTensor, Trainer
+from pina.model import KolmogorovArnoldNetwork
 from pina.optim import TorchOptimizer
 from pina.solver import PhysicsInformedSingleModelSolver
 
@@ -87,6 +88,15 @@ def test_derivatives_by_labels():
     for d in (None, ["x", "y"], ["t", "y", "x"]):
         torch.testing.assert_close(laplacian(u, points, ["x", "y", "t"], d=d), expected)
     torch.testing.assert_close(laplacian(u, points, ["x", "y", "t"], d=["y"])[:, 0], 2 * x**3)
+
+
+def test_kolmogorov_arnold_network_has_taylor_mode():
+    torch.manual_seed(0)
+    model = KolmogorovArnoldNetwork([2, 3, 1], spline_order=4, n_knots=5).double()
+    points = torch.rand(4, 2, dtype=torch.float64)
+    expected = torch.stack([torch.func.hessian(lambda p: model(p[None])[0, 0])(p).trace() for p in points])
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(hodiff.laplacian(model, batched=True)(points)[:, 0], expected)
 
 
 def test_errors_name_the_argument():
