@@ -53,7 +53,8 @@ def laplacian(
         f: Function that returns a tensor, or a pytree of tensors, of any shape.
         argnums: Which positional argument to differentiate: a tensor, or a pytree of real tensors.
         weights: Directions $w_r$ that define C, in the structure of the argument, with a leading dimension R.
-            With `batched`, (R, N, D) for each point, or (R, D) for all points. None for unit directions, which give the Laplacian.
+            With `batched`, (R, N, D) for each point, or (R, D) for all points. None for unit directions, which give the
+            Laplacian.
         batched: Whether the argument has a leading dimension of N points, which `f` does not mix: `f` maps (N, D) to
             (N, ...). The Laplacian is then computed at each point, in the shape of the output.
         randomised: Distribution of the random directions: "rademacher", "gaussian", or "coordinates", drawn without

@@ -1,4 +1,4 @@
-"""DeepXDE's examples of Poisson's, the heat, Burgers' and the beam equation, and a plate, with residuals by both programs.
+"""DeepXDE's Poisson, heat, Burgers and beam examples, and a plate, with residuals by both programs.
 
 Equations, conditions and solutions are those of its examples; networks and numbers of points are smaller.
 """
