@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from pina import LabelTensor
 from torch import Tensor
 
@@ -92,9 +93,7 @@ def laplacian(
         whole: Tensor = tensor_laplacian(model, batched=True)(place)
         return whole
     _require_labels("laplacian", "d", d, inputs)
-    units = place.new_zeros(len(d), *place.shape)
-    for row, label in zip(units, d, strict=True):
-        row[:, list(inputs).index(label)] = 1
+    units = torch.eye(len(inputs), dtype=place.dtype, device=place.device)[[list(inputs).index(each) for each in d]]
     weighted: Tensor = tensor_laplacian(model, weights=units, batched=True)(place)
     return weighted
 

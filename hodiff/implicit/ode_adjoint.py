@@ -209,7 +209,7 @@ class AdjointCall(RuleCall):
 
         # Gradients are linear in the cotangents, so their tolerance must be, too.
         scales = (*problem.scales, *(scale / each for each in problem.scales), *(scale for _ in moving))
-        return replace(problem, rates=rates, scales=scales, passive=len(moving), finish=_nothing)
+        return replace(problem, rates=rates, scales=scales, passive=len(moving), finish=_nothing, is_adjoint=True)
 
     def _end_slopes(self, solved: Tensors, times: Tensor, params: Tensors) -> list[State]:
         """Slopes at all times but the first."""

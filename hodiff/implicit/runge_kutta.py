@@ -70,6 +70,7 @@ class Problem:
         scales: Scale of each leaf.
         passive: Number of leaves, the last ones, that the slopes do not depend on.
         finish: Converts the states found before an error to a result for the user.
+        is_adjoint: Whether it is an adjoint equation, which also solves the state backwards.
         held: Context in which many calls of `rates` are faster.
     """
 
@@ -82,6 +83,7 @@ class Problem:
     scales: tuple[float, ...]
     passive: int = 0
     finish: Callable[[Sequence[State]], Any] = lambda _: None
+    is_adjoint: bool = False
     held: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def size(self, errors: State, *states: State) -> float:
@@ -244,6 +246,15 @@ class Integration:
     def _stopped(self, k: int, place: float, step: float | None) -> ConvergenceError:
         """Return the error of a stop; `step` is None for nonfinite numbers after a step of fixed size."""
         here = self.places[k] + math.copysign(place, self.places[k + 1] - self.places[k])
+        if self.problem.is_adjoint:
+            few = self._tried > self.problem.max_steps
+            why = f"{self.problem.max_steps} steps have been tried" if few else f"the step would be {step or 0:.1e}"
+            return ConvergenceError(
+                f"odeint: memory='adjoint': the adjoint equation from t = {self.places[k]:g} back to "
+                f"{self.places[k + 1]:g} stopped at t = {here:.10g}, as {why}: the equation forgets its past or is "
+                "chaotic, so that the state backwards leaves the solution; pass more times in t"
+                f"{', raise max_steps' if few else ''}, or pass memory='checkpoints'."
+            )
         if step is None:
             why = "the state after the next step is not finite: take a smaller step_size, or None"
         elif self._tried > self.problem.max_steps:

@@ -32,6 +32,8 @@ _HIGHER_ORDER = "call it within hodiff.doors.gpytorch.higher_order()"
 _INSTEAD = {
     **dict.fromkeys(("RBFCovariance", "MaternCovariance", "Solve", "InvQuad", "InvQuadLogdet"), _HIGHER_ORDER),
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint, or hodiff.odeint with memory='adjoint'",
+    "ImplicitFnGradientRerouting": "torchdiffeq.odeint_event has first derivatives only: find the time of the event by "
+    "hodiff.implicit.root, as a root of a function of the end of hodiff.odeint",
     "BacksolveFunction": "use torchode.AutoDiffAdjoint instead of BacksolveAdjoint, with "
     "backprop_through_step_size_control=False",
     "CheckpointFunction": "call hodiff.functions.checkpoint",

@@ -154,6 +154,15 @@ class Jet(PythonOperators):
         this: Any = self
         return torch.transpose(this, -2, -1)
 
+    def as_subclass(self, cls: type[Tensor]) -> Any:
+        """Alias of the jet; torch's method reaches neither `__torch_function__` nor a rule."""
+        if cls is not Tensor:
+            raise InputError(
+                f"jet: as_subclass: expected torch.Tensor for a jet, got {cls.__name__}; the jet already has all "
+                "functions and methods of a tensor."
+            )
+        return self.__torch_function__(Tensor.view_as, (), (self, self))
+
     # Python looks up these methods on the type, not on the instance.
     def __repr__(self) -> str:
         if self.frame.ended:

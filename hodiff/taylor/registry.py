@@ -9,16 +9,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import get_testing_overrides
 
 from hodiff.corrections.mechanism.argument_forms import NUMPY_NAMES
 from hodiff.errors import InputError
 from hodiff.taylor.running import frames
 from hodiff.torch_internals.compilers.dynamo import at_trace_time
+from hodiff.torch_internals.custom_operators import CustomOpDef, operator_of
 from hodiff.torch_internals.operators import signatures_of
 from hodiff.torch_operators.operator import IN_PLACE_OPERATORS
 from hodiff.torch_operators.table import ALIASES, functions_named
@@ -98,15 +100,15 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     r"""Decorator that registers a Taylor-mode rule for functions.
 
     Args:
-        *functions: A torch function under all of its names, an operator such as `torch.ops.library.name`, or
-            a `torch.autograd.Function` with `setup_context`.
+        *functions: A torch function under all of its names, an operator such as `torch.ops.library.name` or one of
+            `torch.library.custom_op`, or a `torch.autograd.Function` with `setup_context`.
 
     Returns:
         The decorator. The rule takes the arguments of the function, some of which are jets, and computes the result
         with torch functions that have rules.
 
     Raises:
-        InputError: If no function is given, or one is not callable.
+        InputError: If no function is given, one is not callable, or jets cannot intercept its calls.
 
     Example:
         >>> import torch, hodiff
@@ -122,6 +124,12 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
         raise InputError(
             f"register: functions: expected torch functions, got {functions!r}; write @register(torch.sin)."
         )
+    if unseen := [each for each in functions if _is_unseen(each)]:
+        raise InputError(
+            f"register: functions: expected functions of torch, operators or classes of autograd.Functions, got "
+            f"{unseen[0]!r}, whose calls do not reach __torch_function__, so the rule would never be used; register "
+            "the functions that it calls, or a torch.autograd.Function with its code."
+        )
 
     def entered(own: Rule) -> Rule:
         def follow(frame: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,10 +138,21 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
             return own(*args, **kwargs)
 
         for function in functions:
-            RULES[function] = Entry(str(getattr(function, "__name__", function)), follow, analytic=True, is_bound=False)
+            called = operator_of(function) if isinstance(function, CustomOpDef) else function
+            RULES[called] = Entry(str(getattr(function, "__name__", function)), follow, analytic=True, is_bound=False)
         return own
 
     return entered
+
+
+def _is_unseen(function: Any) -> bool:
+    """Whether calls run without a look at their arguments' `__torch_function__`."""
+    if isinstance(function, torch.nn.Module) or function is Tensor.as_subclass:
+        return True
+    if not isinstance(function, (FunctionType, MethodType)) or hasattr(function, "is_of_hodiff"):
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "handle_torch_function" not in getattr(code, "co_names", ()) and function not in get_testing_overrides()
 
 
 # Methods that torch implements in Python; a compiler cannot look them up in a dictionary.

@@ -332,6 +332,25 @@ def test_adjoint_that_leaves_the_solution_raises_and_more_times_help():
     torch.testing.assert_close(found, torch.full((2,), math.exp(-20), dtype=D), rtol=0, atol=1e-6)
 
 
+def test_adjoint_that_blows_up_names_the_adjoint_and_more_times_help():
+    def end(y0, times, memory="adjoint", **options):  # y² is a logistic function of 2 k t
+        return odeint(lambda t, y: 20 * (y - y**3), y0, times, rtol=1e-4, atol=1e-6, memory=memory, **options)[-1].sum()
+
+    y0, whole = numbers(2.0), numbers(0.0, 0.5)
+    adjoint = r"memory='adjoint': the adjoint equation from t = 0.5 back to 0 stopped at t = .*memory='checkpoints'"
+    with pytest.raises(hodiff.ConvergenceError, match=adjoint):
+        torch.func.grad(end)(y0, whole)
+    for derivative in (torch.func.grad(end), hodiff.hessian(end)):
+        with pytest.raises(
+            hodiff.ConvergenceError, match=r"20 steps have been tried.* raise max_steps, or pass memory"
+        ):
+            derivative(y0, whole, max_steps=20)
+    decay = math.exp(-20)
+    exact = decay * (4 - 3 * decay) ** -1.5  # of 2 / sqrt(4 - 3 exp(-40 t)) by its first value
+    found = torch.func.grad(end)(y0, torch.linspace(0, 0.5, 11, dtype=D))
+    torch.testing.assert_close(found.item(), exact, rtol=0, atol=1e-6)
+
+
 def test_hidden_and_stored_tensors_are_refused(monkeypatch):
     class Storing:
         def __call__(self, t, y):

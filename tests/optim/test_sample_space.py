@@ -225,7 +225,11 @@ POINTS = torch.ones(3, 2, dtype=D)
 @pytest.mark.parametrize(
     ("make", "step", "match"),
     [
-        (lambda: ENGD(LINEAR.parameters()), None, r"ENGD: model: expected a torch\.nn\.Module"),
+        (
+            lambda: ENGD(LINEAR.parameters()),
+            None,
+            r"ENGD: model: expected a torch\.nn\.Module.* make an unknown coefficient a",
+        ),
         (lambda: ENGD(LINEAR, line_search_fn="backtracking"), None, "ENGD: line_search_fn: expected"),
         (lambda: ENGD(LINEAR, damping=-1.0), None, "ENGD: damping: expected"),
         (lambda: ENGD(LINEAR, rcond=1.0), None, "ENGD: rcond: expected a number below 1"),
@@ -275,6 +279,20 @@ def test_singular_equations_name_the_damping():
     model = model.float()
     with pytest.raises(hodiff.InputError, match=r"pseudo-inverse, or use a model in float64\.$"):
         ENGD(model, damping=0.0).step((model, torch.ones(3, 2)))
+
+
+def test_a_coefficient_in_a_module_around_the_network_is_found():
+    """The rate of y' = -0.7 y, as a parameter beside those of the network."""
+    module = nn.Module()
+    module.net, module.rate = network(inputs=1), nn.Parameter(torch.zeros((), dtype=D))
+    times = torch.linspace(0, 1, 12, dtype=D)[:, None]
+    optimizer = ENGD(module, damping=1e-6)
+    for _ in range(25):
+        optimizer.step(
+            (lambda t: hodiff.partial(module.net, (0,))(t) + module.rate * module.net(t), times),
+            (lambda t: module.net(t) - torch.exp(-0.7 * t), times),
+        )
+    assert abs(module.rate.item() - 0.7) < 1e-3
 
 
 def test_random_functions_are_refused():

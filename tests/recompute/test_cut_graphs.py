@@ -454,6 +454,22 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
 
 
+def test_event_of_torchdiffeq_is_rejected() -> None:
+    """Its second derivative is 0 by torch."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    fall = lambda t, y: torch.stack([y[1], -torch.ones_like(y[1])])  # noqa: E731
+
+    def landing(height):
+        start, zero = torch.cat([height, torch.zeros_like(height)]), torch.zeros((), dtype=torch.float64)
+        return torchdiffeq.odeint_event(
+            fall, start, zero, event_fn=lambda t, y: y[0], odeint_interface=torchdiffeq.odeint, rtol=1e-3, atol=1e-3
+        )[0]
+
+    one = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(RouteError, match=r"odeint_event has first derivatives only: .* hodiff\.implicit\.root"):
+        hodiff.hvp(landing, one, one)
+
+
 @pytest.mark.filterwarnings("ignore:.*the gradient by autograd is not the derivative")
 def test_adjoint_of_torchdiffeq_in_functional_call_is_rejected() -> None:
     """Its backward calls the module after functional_call has put the module's own parameters back: zeros."""

@@ -46,6 +46,9 @@ SINES = {
     "as_tensor": lambda x: torch.as_tensor(x).sin(),
     "as_tensor of a dtype": lambda x: torch.as_tensor(x, dtype=D).sin(),
     "asarray": lambda x: torch.asarray(x, requires_grad=False).sin(),
+    "as_subclass": lambda x: x.as_subclass(torch.Tensor).sin(),
+    "writing to as_subclass": lambda x: (y := x.clone(), y.as_subclass(torch.Tensor).sin_(), y)[-1],
+    "view(dtype)": lambda x: x.view(x.dtype).sin(),
     "type()": lambda x: x.sin() if x.type() == "torch.DoubleTensor" else x,
     "grad_fn": lambda x: x.sin() if x.grad_fn is None else x,
     "membership": lambda x: x.sin() if 0.3 in x else x,
@@ -55,6 +58,11 @@ SINES = {
 def truth(x):
     """Compute the Laplacian of Σ sin³ x."""
     return (6 * x.sin() * x.cos() ** 2 - 3 * x.sin() ** 3).sum()
+
+
+def test_as_subclass_of_another_class_is_rejected():
+    with pytest.raises(hodiff.InputError, match=r"as_subclass: expected torch\.Tensor for a jet, got Parameter"):
+        hodiff.laplacian(lambda x: x.as_subclass(nn.Parameter).sum())(X)
 
 
 @pytest.mark.parametrize("name", SINES)
@@ -247,7 +255,7 @@ def test_value_kept_from_an_earlier_pass_is_rejected():
 def test_conversions_that_lose_derivatives_are_rejected():
     for f in (
         lambda x: torch.as_tensor(x, dtype=torch.float32),
-        lambda x: x.as_subclass(torch.Tensor),
+        lambda x: torch.Tensor.as_subclass(x, torch.Tensor),
         lambda x: torch.nested.nested_tensor([x, x]).to_padded_tensor(0.0),
         lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x).to_dense(),
         lambda x: torch.Tensor(x),

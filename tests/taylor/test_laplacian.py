@@ -67,6 +67,18 @@ def test_weighted_laplacian_matches():
     torch.testing.assert_close(hodiff.laplacian(f, weights=sigma)(x), torch.trace(sigma @ H @ sigma.mT))
 
 
+def test_weights_of_a_batch_may_be_the_same_at_all_points():
+    x, sigma = randn(5, 3), randn(2, 3)
+    W = randn(3, 3)
+    f = lambda x: torch.sin(x @ W).sum(-1)  # noqa: E731
+    # Σ_r of the second derivative of Σ_j sin(x · W_j) along w_r
+    expected = -(torch.sin(x @ W) * (sigma @ W).square().sum(0)).sum(-1)
+    for weights in (sigma, sigma[:, None].expand(2, 5, 3)):
+        torch.testing.assert_close(hodiff.laplacian(f, weights=weights, batched=True)(x), expected)
+    with pytest.raises(hodiff.InputError, match=r"weights: expected \(R, 5, 3\) or \(R, 3\) float64, .* got \(2, 4\)"):
+        hodiff.laplacian(f, weights=randn(2, 4), batched=True)(x)
+
+
 def test_value_and_gradient_match():
     x = {"a": randn(3), "b": randn(2, 2)}
     f = lambda x: (x["a"] ** 3).sum() * x["b"].sin().sum()  # noqa: E731

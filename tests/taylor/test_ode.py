@@ -412,6 +412,7 @@ WRONG = {
     ),
     "no function": ({"f": 3}, "f: expected a callable, got int"),
     "another shape": ({"f": lambda t, y: y.sum()}, r"f: expected a result like y0, \(2,\) float32, got \(\) float32"),
+    "a number": ({"f": lambda t, y: 1.0}, r".* got \(\) float32; .* in tensors such as torch\.ones_like"),
     "another dtype": ({"f": lambda t, y: y.double()}, r"f: expected a result like y0, .* got \(2,\) float64"),
     "another structure": ({"f": lambda t, y: (y, y)}, "f: expected a result in the structure of y0"),
     "an order": ({"order": 0}, "order: expected an int of 1 or more"),

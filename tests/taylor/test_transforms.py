@@ -244,6 +244,28 @@ def test_registered_rule_replaces_the_function():
         register()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x, torch.nn.functional.tanh, torch.Tensor.as_subclass, torch.nn.Tanh(), StraightThrough.apply],
+)
+def test_rules_that_no_call_would_use_are_rejected(function):
+    with pytest.raises(hodiff.InputError, match=r"register: functions: expected .* would never be used"):
+        register(function)
+    assert function not in RULES or function is torch.nn.functional.tanh
+
+
+def test_rule_of_a_custom_operator_is_used():
+    @torch.library.custom_op("hodiff_jet_tests::cubed", mutates_args=())
+    def cubed(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    register(cubed)(lambda x: x * x * x)
+    try:
+        torch.testing.assert_close(hodiff.laplacian(lambda x: cubed(x).sum())(X), 6 * X.sum())
+    finally:
+        del RULES[torch.ops.hodiff_jet_tests.cubed.default]
+
+
 def test_dropout_draws_once_for_all_coefficients():
     torch.manual_seed(0)
     x = randn(50)

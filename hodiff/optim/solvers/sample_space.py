@@ -57,7 +57,8 @@ class SampleSpaceOptimizer(SolverOptimizer):
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"{self.caller}: model: expected a torch.nn.Module that the functions of one sample call, got "
-                f"{type(model).__name__}; pass the model, not its parameters."
+                f"{type(model).__name__}; pass the model, not its parameters; "
+                "make an unknown coefficient a Parameter of a module that also holds the model."
             )
         require_int(self.caller, "chunk_size", chunk_size, 1, optional=True)
         self.module, self.chunk_size = model, chunk_size

@@ -52,8 +52,9 @@ def laplacian(
     Args:
         f: Function that returns a tensor, or a pytree of tensors, of any shape.
         argnums: Which positional argument to differentiate: a tensor, or a pytree of real tensors.
-        weights: Directions $w_r$ that define C, in the structure of the argument, with a leading dimension R;
-            None for unit directions, which give the Laplacian.
+        weights: Directions $w_r$ that define C, in the structure of the argument, with a leading dimension R.
+            With `batched`, (R, N, D) for each point, or (R, D) for all points. None for unit directions, which give the
+            Laplacian.
         batched: Whether the argument has a leading dimension of N points, which `f` does not mix: `f` maps (N, D) to
             (N, ...). The Laplacian is then computed at each point, in the shape of the output.
         randomised: Distribution of the random directions: "rademacher", "gaussian", or "coordinates", drawn without
@@ -185,14 +186,19 @@ def _given_directions(operand: Operand, weights: PyTree) -> list[Any]:
             f"{operand.caller}: weights: expected the structure of the argument, {operand.spec}, got {given_spec}."
         )
     counts = {len(each) if getattr(each, "ndim", 0) else 0 for each in given}
-    for each, leaf in zip(given, operand.leaves, strict=True):
-        if tuple(getattr(each, "shape", ()))[1:] != tuple(leaf.shape) or len(counts) != 1 or each.dtype != leaf.dtype:
-            expected = f"(R, {', '.join(map(str, leaf.shape))}) {str(leaf.dtype)[6:]}"
+    found = []
+    for each, leaf, point in zip(given, operand.leaves, operand.shapes, strict=True):
+        shapes = [tuple(leaf.shape), *([tuple(point)] if operand.batched else [])]
+        own = tuple(getattr(each, "shape", ()))[1:]
+        if own not in shapes or len(counts) != 1 or each.dtype != leaf.dtype:
+            expected = " or ".join(f"({', '.join(map(str, ('R', *shape)))})" for shape in shapes)
+            expected += f" {str(leaf.dtype)[6:]}"
             raise InputError(
                 f"{operand.caller}: weights: expected {expected}, a direction a row and as many for each leaf, "
                 f"got {describe(each)}."
             )
-    return given
+        found.append(each if own == shapes[0] else each.unsqueeze(1).expand(len(each), *leaf.shape))
+    return found
 
 
 def _gradient(slopes: Any, operand: Operand) -> list[Any]:

@@ -98,7 +98,7 @@ def require_like_state(caller: str, spec: Any, y: Sequence[Any], found: Sequence
             name = leaf_names(unflatten(list(y), spec))[i]
             raise InputError(
                 f"{caller}: f: expected a result{name} like y0{name}, {describe(state)}, got {describe(each)}; "
-                "f takes (t, y, *args) and returns the derivative of y."
+                "f takes (t, y, *args) and returns the derivative of y, in tensors such as torch.ones_like(y)."
             )
 
 

@@ -48,7 +48,9 @@ def linear_rule(operator: Operator) -> Rule:
 
     def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in args) and getattr(func, "__name__", "") == "view":
-            raise InputError("jet: view(dtype) reads the bits of a jet: expected x.to(dtype).")
+            if args[1] is not args[0].dtype:
+                raise InputError("jet: view(dtype) reads the bits of a jet: expected x.to(dtype).")
+            args = (args[0], args[0].shape)
         if frame.directions is not None and func in _OF_NUMBERS:
             jet = jets_of(frame, (args, kwargs))[0]
             if not jet.value.ndim:

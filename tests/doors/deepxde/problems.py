@@ -1,4 +1,4 @@
-"""DeepXDE's examples of Poisson's, the heat, Burgers' and the beam equation, with residuals by both programs.
+"""DeepXDE's Poisson, heat, Burgers and beam examples, and a plate, with residuals by both programs.
 
 Equations, conditions and solutions are those of its examples; networks and numbers of points are smaller.
 """
@@ -146,6 +146,22 @@ def _beam_by_hodiff(net: Any) -> Residual:
     return lambda x, _: hodiff.bilaplacian(net, batched=True)(x) + 1
 
 
+def _plate_data(pde: Residual) -> Any:
+    square = dde.geometry.Rectangle([0, 0], [1, 1])
+    edge = dde.icbc.DirichletBC(square, lambda x: 0, lambda _, on_edge: on_edge)
+    bent = dde.icbc.OperatorBC(square, lambda x, y, _: dde.grad.hessian(y, x), lambda _, on_edge: on_edge)
+    return dde.data.PDE(square, pde, [edge, bent], num_domain=200, num_boundary=40)
+
+
+def _plate(x: Tensor, y: Tensor) -> Tensor:
+    laplacian = dde.grad.hessian(y, x, i=0, j=0) + dde.grad.hessian(y, x, i=1, j=1)
+    return dde.grad.hessian(laplacian, x, i=0, j=0) + dde.grad.hessian(laplacian, x, i=1, j=1) - 1
+
+
+def _plate_by_hodiff(net: Any) -> Residual:
+    return lambda x, _: hodiff.bilaplacian(net, batched=True)(x) - 1
+
+
 PROBLEMS = {
     "Poisson": Problem([1, 20, 20, 20, 1], _poisson_data, _poisson, _poisson_by_hodiff, lambda x: np.sin(np.pi * x)),
     "heat": Problem([2, 20, 20, 20, 1], _heat_data, _heat, _heat_by_hodiff, _heat_exact),
@@ -157,4 +173,5 @@ PROBLEMS = {
         _beam_by_hodiff,
         lambda x: -(x**4) / 24 + x**3 / 6 - x**2 / 4,
     ),
+    "plate": Problem([2, 20, 20, 20, 1], _plate_data, _plate, _plate_by_hodiff),
 }

@@ -71,6 +71,26 @@ def test_their_loop_takes_the_iterations_of_minimize():
         torch.testing.assert_close(p.detach(), found.x[name], rtol=1e-7, atol=1e-9)
 
 
+def test_corrected_around_train_repairs_their_derivatives_of_layer_norm():
+    """By torch's derivatives, the gradient of DeepXDE's second-order residual of such a network is wrong."""
+
+    def after_two_steps(residual):
+        dde.config.set_default_float("float64")
+        torch.manual_seed(0)
+        net = dde.nn.FNN([1, 8, 1], "tanh", "Glorot normal")
+        net.linears[0] = torch.nn.Sequential(net.linears[0], torch.nn.LayerNorm(8, dtype=torch.float64))
+        model = dde.Model(PROBLEMS["Poisson"].data(residual(net)), net)
+        model.compile("sgd", lr=1e-4, verbose=0)
+        model.train(iterations=2, verbose=0)
+        return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+    expected = after_two_steps(PROBLEMS["Poisson"].ours)
+    theirs = lambda net: PROBLEMS["Poisson"].theirs  # noqa: E731
+    with hodiff.corrected():
+        torch.testing.assert_close(after_two_steps(theirs), expected, rtol=1e-9, atol=1e-11)
+    assert (after_two_steps(theirs) - expected).abs().max() > 1e-4
+
+
 def test_unknown_coefficients_are_found():
     """The inverse problem: the coefficient of u_xx, from the solution at the points."""
     dde.config.set_default_float("float64")

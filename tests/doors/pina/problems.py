@@ -13,7 +13,7 @@ from pina.equation import Equation
 from pina.equation.zoo import FixedValue
 from pina.model import FeedForward
 from pina.operator import grad, laplacian
-from pina.problem import SpatialProblem, TimeDependentProblem
+from pina.problem import InverseProblem, SpatialProblem, TimeDependentProblem
 from pina.problem.zoo import BurgersProblem, Poisson2DSquareProblem
 from torch import nn
 
@@ -78,6 +78,29 @@ def heat(model: nn.Module, inputs: list[str]) -> Equation:
     return Equation(residual)
 
 
+def inverse_heat(model: nn.Module) -> InverseProblem:
+    """Return the heat equation with an unknown diffusivity, from its solution at some points."""
+
+    def residual(points: LabelTensor, _: LabelTensor, unknown: dict[str, torch.Tensor]) -> torch.Tensor:
+        u_t, u_xx = partial(model, points, [("t",), ("x", "x")], ["x", "t"])
+        return u_t - unknown["diffusivity"] * u_xx
+
+    places = LabelTensor(torch.rand(60, 2), ["x", "t"])
+    known = HeatProblem.solution(HeatProblem, places)
+
+    class InverseHeatProblem(HeatProblem, InverseProblem):
+        unknown_parameter_domain = CartesianDomain({"diffusivity": [0, 1]})
+        domains: ClassVar = {"D": HeatProblem.domains["D"]}
+        conditions: ClassVar = {
+            "D": Condition(domain="D", equation=Equation(residual)),
+            "data": Condition(input=places, target=known),
+        }
+
+    problem = InverseHeatProblem()
+    problem.discretise_domain(8, "grid", domains="D")
+    return problem
+
+
 # The problem, and its equation by hodiff as a function of the model and the labels of its inputs.
 PROBLEMS: dict[str, tuple[Callable[[], Any], Callable[[nn.Module, list[str]], Equation]]] = {
     "Poisson": (Poisson2DSquareProblem, poisson),
@@ -86,11 +109,11 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], Callable[[nn.Module, list[str]], Eq
 }
 
 
-def made(name: str, *, by_hodiff: bool, width: int = 16) -> tuple[Any, nn.Module]:
+def made(name: str, *, by_hodiff: bool, width: int = 16, func: Any = nn.Tanh) -> tuple[Any, nn.Module]:
     """Return a problem on its points, and a network with equal weights in every call."""
     kind, equation = PROBLEMS[name]
     torch.manual_seed(0)
-    problem, model = kind(), FeedForward(2, 1, layers=[width, width], func=nn.Tanh)
+    problem, model = kind(), FeedForward(2, 1, layers=[width, width], func=func)
     # The conditions are attributes of the class.
     problem.conditions = dict(problem.conditions)
     if by_hodiff:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from doors.pages import run_example
-from doors.pina.problems import PROBLEMS, error, made
+from doors.pina.problems import PROBLEMS, error, inverse_heat, made
 from pina import LabelTensor, Trainer
+from pina.model import FeedForward, KolmogorovArnoldNetwork
 from pina.optim import TorchOptimizer
 from pina.solver import PhysicsInformedSingleModelSolver
 
@@ -72,6 +73,36 @@ def test_their_trainer_takes_the_iterations_of_minimize():
         torch.testing.assert_close(p.detach(), found.x[name], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
+def test_unknown_coefficients_are_found():
+    """PINA passes its unknown parameters to the equation and to the optimizer."""
+    torch.manual_seed(0)
+    model = FeedForward(2, 1, layers=[12, 12], func=torch.nn.Tanh)
+    problem = inverse_heat(model)
+    trained(problem, model, 8, max_iter=50)
+    assert abs(problem.unknown_parameters["diffusivity"].item() - 0.1) < 1e-3
+
+
+def test_corrected_around_train_repairs_their_derivatives_of_layer_norm():
+    """By torch's derivatives, the gradient of PINA's second-order residual of such a network is wrong."""
+
+    class NormalizedTanh(torch.nn.Sequential):
+        def __init__(self):
+            super().__init__(torch.nn.LayerNorm(16), torch.nn.Tanh())
+
+    def after_two_steps(by_hodiff):
+        problem, model = made("Poisson", by_hodiff=by_hodiff, func=NormalizedTanh)
+        optimizer = TorchOptimizer(torch.optim.SGD, lr=1e-4)
+        solver = PhysicsInformedSingleModelSolver(problem, model, optimizer=optimizer)
+        Trainer(solver, max_epochs=2, enable_model_summary=False, shuffle=False, **QUIET).train()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    expected = after_two_steps(True)
+    with hodiff.corrected():
+        torch.testing.assert_close(after_two_steps(False), expected, rtol=1e-9, atol=1e-11)
+    assert (after_two_steps(False) - expected).abs().max() > 1e-4
+
+
 def test_derivatives_by_labels():
     points = LabelTensor(torch.rand(5, 3), ["t", "y", "x"])
 
@@ -87,6 +118,15 @@ def test_derivatives_by_labels():
     for d in (None, ["x", "y"], ["t", "y", "x"]):
         torch.testing.assert_close(laplacian(u, points, ["x", "y", "t"], d=d), expected)
     torch.testing.assert_close(laplacian(u, points, ["x", "y", "t"], d=["y"])[:, 0], 2 * x**3)
+
+
+def test_kolmogorov_arnold_network_has_taylor_mode():
+    torch.manual_seed(0)
+    model = KolmogorovArnoldNetwork([2, 3, 1], spline_order=4, n_knots=5).double()
+    points = torch.rand(4, 2, dtype=torch.float64)
+    expected = torch.stack([torch.func.hessian(lambda p: model(p[None])[0, 0])(p).trace() for p in points])
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(hodiff.laplacian(model, batched=True)(points)[:, 0], expected)
 
 
 def test_errors_name_the_argument():
