@@ -151,7 +151,9 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         asked = curved and (each.linear or not each.constants)
         lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
         if (lost or not linear) and not leading.isdisjoint(each.parents):
-            SCHEDULE.begin_again(function, key)
+            # The Functions after this one have not been checked.
+            for met in due:
+                SCHEDULE.begin_again(*met)
             reason = (
                 lost_slope_of(each.node, linear=each.linear) if linear else _nonlinear(described_backward(each.node))
             )
