@@ -191,14 +191,13 @@ def test_functions_beside_a_refused_one_are_checked(what: str) -> None:
         return WRONG[what](g, *ctx.saved_tensors)
 
     pair = [old_style(name, lambda x: (x * x.sigmoid(), x, x.sigmoid()), backward) for name in ("One", "Other")]
-    used = []
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return sum(function.apply(x).sum() for function in used)
+    def f(x: torch.Tensor, functions: list[Any]) -> torch.Tensor:
+        return sum(function.apply(x).sum() for function in functions)
 
-    for used in (pair, pair, pair[:1], pair[1:]):  # a third call of a Function that passed is not checked
+    for functions in (pair, pair, pair[:1], pair[1:]):  # a third call of a Function that passed is not checked
         with pytest.raises(RouteError, match=rf"\.backward .* {what}"):
-            hodiff.hvp(f, X, V)
+            hodiff.hvp(f, X, V, functions)
 
 
 def _slopes_by_mean(ctx, g):
