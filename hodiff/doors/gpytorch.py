@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from gpytorch.functions._log_normal_cdf import LogNormalCDF
 from gpytorch.functions.matern_covariance import MaternCovariance
 from gpytorch.functions.rbf_covariance import RBFCovariance
 from gpytorch.kernels import (
@@ -21,6 +22,8 @@ from gpytorch.kernels import (
 )
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.settings import detach_test_caches, sgpr_diagonal_correction
+from gpytorch.variational.large_batch_variational_strategy import QuadFormDiagonal
+from gpytorch.variational.variational_strategy import ComputePredictiveUpdates
 from linear_operator import settings
 from linear_operator.functions._inv_quad import InvQuad
 from linear_operator.functions._matmul import Matmul
@@ -53,6 +56,8 @@ def higher_order() -> Iterator[None]:
     | `A @ v`, `A.inv_quad(b)` | the product, and $b^T A^{-1} b$ |
     | `A.solve(b)`, Cholesky or conjugate gradients | the same method, by `hodiff.implicit.linear_solve` if iterative |
     | `A.logdet()`, `A.inv_quad_logdet(b)` by random vectors | always by a Cholesky factor |
+    | `log_normal_cdf` of `BernoulliLikelihood`, to 2e-3 | `torch.special.log_ndtr` |
+    | `VariationalStrategy`, `LargeBatchVariationalStrategy` in training mode | the formulas |
     | test caches that are detached | caches with a graph |
 
     [1] `LinearKernel`, `RFFKernel`, `SpectralDeltaKernel`, `GridInterpolationKernel` and `InducingPointKernel`. In
@@ -103,6 +108,16 @@ def _matern(
     a = math.sqrt(2 * nu) * distances(x1, x2) / lengthscale
     powers = {0.5: (1.0,), 1.5: (1.0, 1.0), 2.5: (1.0, 1.0, 1 / 3)}[nu]
     return (-a).exp() * sum(factor * a**n for n, factor in enumerate(powers))
+
+
+def _predictive_updates(factor: Tensor, covariance: Tensor, middle: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute updates of a prior mean and variance by inducing values and their whitened covariance minus 1."""
+    whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
+    return (whitened.mT @ values.unsqueeze(-1)).squeeze(-1), _diagonal_of_form(middle, whitened)
+
+
+def _diagonal_of_form(matrix: Tensor, columns: Tensor) -> Tensor:
+    return (columns * (matrix @ columns)).sum(-2)
 
 
 def _distances(
@@ -218,12 +233,15 @@ def _without_graph(f: Callable[[], Any]) -> Any:
         return f()
 
 
-RULES: dict[Any, Callable[..., Tensor]] = {
+RULES: dict[Any, Callable[..., Any]] = {
     RBFCovariance: _rbf,
     MaternCovariance: _matern,
     Matmul: _product,
     Solve: _solution,
     InvQuad: _inverse_form,
+    LogNormalCDF: torch.special.log_ndtr,
+    ComputePredictiveUpdates: _predictive_updates,
+    QuadFormDiagonal: _diagonal_of_form,
 }
 _DISTANCES = Kernel.covar_dist
 _OF_ONE_POINT = {

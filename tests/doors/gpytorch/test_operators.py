@@ -84,3 +84,11 @@ def test_lost_derivatives_are_refused():
     H = to_linear_operator(hodiff.HessianOperator(f, x).inverse("dense"), x=x)
     with higher_order(), pytest.raises(hodiff.InputError, match="expected a HessianOperator"):
         H @ B
+
+
+def test_outside_the_context_the_package_loses_a_graph():
+    """Kronecker products of linear_operator detach their factors in the backward pass."""
+    with pytest.raises(hodiff.RouteError, match=r"higher_order\(\)"):
+        hodiff.hessian_matrix(
+            lambda x: FORMS["Kronecker product"][0](to_linear_operator(hodiff.HessianOperator(f, x), x=x)), X
+        )
