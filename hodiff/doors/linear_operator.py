@@ -50,7 +50,8 @@ def to_linear_operator(A: LinearOperator, *, x: PyTree = None) -> linear_operato
 
     $$ \nabla_x \sum_i u_i^\top H(x)\, v_i, $$
 
-    third derivatives of f. A gradient with respect to the point or arguments of any other operator raises.
+    third derivatives of f, and have derivatives in turn. A gradient with respect to the point or arguments of any
+    other operator raises, within `hodiff.doors.gpytorch.higher_order` already a product.
 
     linear_operator assumes positive definite matrices: sums set negative eigenvalues to 0, and conjugate gradients do
     not notice them. Above `linear_operator.settings.max_cholesky_size`, 800, it solves by conjugate gradients, whose
@@ -180,7 +181,7 @@ class Products(linear_operator.LinearOperator):
         if not self._operator.symmetric:
             raise InputError(
                 f"{self._operator}: eigenvalues: expected a symmetric operator, got one that is not known to be; "
-                "use to_dense()."
+                "declare a symmetric matrix by MatrixOperator(matrix, symmetric=True), or use to_dense()."
             )
         values, vectors = torch.linalg.eigh(self.to_dense())
         return values, DenseLinearOperator(vectors) if eigenvectors else None
@@ -216,7 +217,7 @@ class Products(linear_operator.LinearOperator):
         return self.to(device=torch.device("cuda", device_id))
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert the operator, see `hodiff.LinearOperator.to`; the result is a constant."""
+        """Convert the operator, but no tensors that its function closes over: see `hodiff.LinearOperator.to`."""
         device, dtype = _to_helper(*args, **kwargs)
         if dtype in (None, self.dtype) and device in (None, self.device):
             return self

@@ -3,6 +3,7 @@
 import gpytorch
 import pytest
 import torch
+from doors.pages import run_example
 from linear_operator.operators import DenseLinearOperator, KroneckerProductLinearOperator
 
 import hodiff
@@ -92,3 +93,16 @@ def test_outside_the_context_the_package_loses_a_graph():
         hodiff.hessian_matrix(
             lambda x: FORMS["Kronecker product"][0](to_linear_operator(hodiff.HessianOperator(f, x), x=x)), X
         )
+
+
+def test_examples_of_the_page():
+    page = "guides/gaussian_processes.md"
+    names = run_example(page, "class Evidence")
+    assert names["found"].success
+    assert names["H"].shape == (4, 4)
+    run_example(page, "damped(0.1)", hodiff=hodiff, torch=torch)
+    known = {"hodiff": hodiff, "torch": torch, "to_linear_operator": to_linear_operator, "higher_order": higher_order}
+    x = X.clone().requires_grad_()
+    slope = run_example(page, "slope", f=f, x=x, **known)["slope"]
+    close(slope, torch.func.grad(lambda x: torch.logdet(hessian(x)))(X))
+    run_example(page, "inv_quad(b)", f=f, x=x, b=B, **known)

@@ -135,6 +135,14 @@ def test_negative_eigenvalues_are_not_set_to_zero():
         to_linear_operator(hodiff.JacobianOperator(lambda x: M @ x.tanh(), X)).eigvalsh()
 
 
+def test_eigenvalues_of_an_inverse():
+    K = hessian(X)
+    with pytest.raises(hodiff.InputError, match=r"MatrixOperator\(matrix, symmetric=True\)"):
+        to_linear_operator(hodiff.operators.MatrixOperator(K).inverse("dense")).eigvalsh()
+    inverse = hodiff.operators.MatrixOperator(K, symmetric=True).inverse("dense")
+    close(to_linear_operator(inverse).eigvalsh(), torch.linalg.eigvalsh(torch.linalg.inv(K)))
+
+
 @pytest.mark.parametrize("iterative", [False, True])
 @pytest.mark.parametrize("shape", ["alone", "sum", "batch"])
 def test_gradients(iterative, shape):
