@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from threading import Lock
 from typing import Any
 
 import torch
+from gpytorch.functions._log_normal_cdf import LogNormalCDF
 from gpytorch.functions.matern_covariance import MaternCovariance
 from gpytorch.functions.rbf_covariance import RBFCovariance
 from gpytorch.kernels import (
@@ -16,11 +18,16 @@ from gpytorch.kernels import (
     InducingPointKernel,
     Kernel,
     LinearKernel,
+    Matern52KernelGrad,
+    MaternKernel,
+    PiecewisePolynomialKernel,
     RFFKernel,
     SpectralDeltaKernel,
 )
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.settings import detach_test_caches, sgpr_diagonal_correction
+from gpytorch.variational.large_batch_variational_strategy import QuadFormDiagonal
+from gpytorch.variational.variational_strategy import ComputePredictiveUpdates
 from linear_operator import settings
 from linear_operator.functions._inv_quad import InvQuad
 from linear_operator.functions._matmul import Matmul
@@ -29,11 +36,13 @@ from linear_operator.operators import CholLinearOperator, MatmulLinearOperator, 
 from linear_operator.utils import linear_cg
 from torch import Tensor
 
+from hodiff.common.running_pass import running_pass
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 from hodiff.implicit import linear_solve
-from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
+_points_are_constant = ContextVar("points_are_constant", default=False)
 # Factor between the tolerances of conjugate gradients and of the solution.
 FINER = 0.1
 
@@ -49,10 +58,13 @@ def higher_order() -> Iterator[None]:
     |---|---|
     | `RBFKernel`, `MaternKernel` by lengthscale | the formula |
     | distances that are cut off at 1e-15 | distances, also of equal points (`hodiff.corrected()`) |
+    | distances of equal points by several lengthscales | constants, if points are |
     | equal points as of a single variable, in kernels of features [1] | the function of both points |
     | `A @ v`, `A.inv_quad(b)` | the product, and $b^T A^{-1} b$ |
     | `A.solve(b)`, Cholesky or conjugate gradients | the same method, by `hodiff.implicit.linear_solve` if iterative |
     | `A.logdet()`, `A.inv_quad_logdet(b)` by random vectors | always by a Cholesky factor |
+    | `log_normal_cdf` of `BernoulliLikelihood`, to 2e-3 | `torch.special.log_ndtr` |
+    | `VariationalStrategy`, `LargeBatchVariationalStrategy` in training mode | the formulas |
     | test caches that are detached | caches with a graph |
 
     [1] `LinearKernel`, `RFFKernel`, `SpectralDeltaKernel`, `GridInterpolationKernel` and `InducingPointKernel`. In
@@ -105,6 +117,16 @@ def _matern(
     return (-a).exp() * sum(factor * a**n for n, factor in enumerate(powers))
 
 
+def _predictive_updates(factor: Tensor, covariance: Tensor, middle: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute updates of a prior mean and variance by inducing values and their whitened covariance minus 1."""
+    whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
+    return (whitened.mT @ values.unsqueeze(-1)).squeeze(-1), _diagonal_of_form(middle, whitened)
+
+
+def _diagonal_of_form(matrix: Tensor, columns: Tensor) -> Tensor:
+    return (columns * (matrix @ columns)).sum(-2)
+
+
 def _distances(
     kernel: Kernel,
     x1: Tensor,
@@ -118,14 +140,37 @@ def _distances(
     if last_dim_is_batch:
         x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)
     differences = x1 - x2 if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
-    return differences.square().sum(-1) if square_dist else torch.linalg.vector_norm(differences, dim=-1)
+    if square_dist:
+        return differences.square().sum(-1)
+    if not _points_are_constant.get():
+        return torch.linalg.vector_norm(differences, dim=-1)
+    apart = differences.detach().any(-1)
+    return torch.linalg.vector_norm(torch.where(apart.unsqueeze(-1), differences, 1.0), dim=-1) * apart
+
+
+def _may_vary(*points: Tensor) -> bool:
+    """Whether points may be differentiated, also in Taylor mode, whose values do not show it."""
+    return running_pass() is not None or carry_derivatives(points)
+
+
+def _with_distances_of_points(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `forward` of a kernel that divides points by lengthscales; equal points are so at every lengthscale."""
+
+    def of_points(kernel: Kernel, x1: Tensor, x2: Tensor, *args: Any, **options: Any) -> Any:
+        token = _points_are_constant.set(not _may_vary(x1, x2))
+        try:
+            return forward(kernel, x1, x2, *args, **options)
+        finally:
+            _points_are_constant.reset(token)
+
+    return of_points
 
 
 def _of_two_points(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return `forward` of a kernel without its shortcut, which takes equal points for the same variable."""
 
     def of_two_points(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False, *args: Any, **options: Any) -> Any:
-        if x1 is x2 or x1.shape != x2.shape or not may_be_differentiated((x1, x2)):
+        if x1 is x2 or x1.shape != x2.shape or not _may_vary(x1, x2):
             return forward(kernel, x1, x2, diag, *args, **options)
         # With a further point, x2 is not equal to x1.
         longer = torch.cat([x2, x2[..., :1, :]], -2)
@@ -137,7 +182,7 @@ def _of_two_points(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _inducing_covariance(kernel: InducingPointKernel, x1: Tensor, x2: Tensor) -> Any:
     """Compute the covariance of `InducingPointKernel` without its shortcut, as in `_of_two_points`."""
-    if x1 is x2 or x1.shape != x2.shape or not carry_derivatives((x1, x2)) or not torch.equal(x1, x2):
+    if x1 is x2 or x1.shape != x2.shape or not _may_vary(x1, x2) or not torch.equal(x1, x2):
         return _COVARIANCE(kernel, x1, x2)
     if not kernel.training and sgpr_diagonal_correction.on():
         raise InputError(
@@ -218,17 +263,22 @@ def _without_graph(f: Callable[[], Any]) -> Any:
         return f()
 
 
-RULES: dict[Any, Callable[..., Tensor]] = {
+RULES: dict[Any, Callable[..., Any]] = {
     RBFCovariance: _rbf,
     MaternCovariance: _matern,
     Matmul: _product,
     Solve: _solution,
     InvQuad: _inverse_form,
+    LogNormalCDF: torch.special.log_ndtr,
+    ComputePredictiveUpdates: _predictive_updates,
+    QuadFormDiagonal: _diagonal_of_form,
 }
 _DISTANCES = Kernel.covar_dist
-_OF_ONE_POINT = {
-    kernel: kernel.forward for kernel in (LinearKernel, RFFKernel, SpectralDeltaKernel, GridInterpolationKernel)
+_FORWARDS = {
+    **dict.fromkeys((LinearKernel, RFFKernel, SpectralDeltaKernel, GridInterpolationKernel), _of_two_points),
+    **dict.fromkeys((MaternKernel, Matern52KernelGrad, PiecewisePolynomialKernel), _with_distances_of_points),
 }
+_OWN_FORWARDS = {kernel: kernel.forward for kernel in _FORWARDS}
 _PART = LazyEvaluatedKernelTensor._getitem
 _COVARIANCE = InducingPointKernel._get_covariance
 _lock = Lock()
@@ -247,8 +297,8 @@ def _replaced() -> Iterator[None]:
             Kernel.covar_dist = _distances
             InducingPointKernel._get_covariance = _inducing_covariance
             LazyEvaluatedKernelTensor._getitem = _part
-            for kernel, forward in _OF_ONE_POINT.items():
-                kernel.forward = _of_two_points(forward)
+            for kernel, rewritten in _FORWARDS.items():
+                kernel.forward = rewritten(_OWN_FORWARDS[kernel])
     try:
         yield
     finally:
@@ -260,5 +310,5 @@ def _replaced() -> Iterator[None]:
                 Kernel.covar_dist = _DISTANCES
                 InducingPointKernel._get_covariance = _COVARIANCE
                 LazyEvaluatedKernelTensor._getitem = _PART
-                for kernel, forward in _OF_ONE_POINT.items():
+                for kernel, forward in _OWN_FORWARDS.items():
                     kernel.forward = forward

@@ -32,6 +32,7 @@ from hodiff.operators import (
 from hodiff.operators.linear.algebra import ProductOperator, ScaledOperator, SumOperator, TransposedOperator
 from hodiff.operators.linear.linear_operator import require_operator
 from hodiff.operators.linear.linear_product import multiply
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 
 def to_linear_operator(A: LinearOperator, *, x: PyTree = None) -> linear_operator.LinearOperator:
@@ -49,7 +50,8 @@ def to_linear_operator(A: LinearOperator, *, x: PyTree = None) -> linear_operato
 
     $$ \nabla_x \sum_i u_i^\top H(x)\, v_i, $$
 
-    third derivatives of f. A gradient with respect to the point or arguments of any other operator raises.
+    third derivatives of f, and have derivatives in turn. A gradient with respect to the point or arguments of any
+    other operator raises, within `hodiff.doors.gpytorch.higher_order` already a product.
 
     linear_operator assumes positive definite matrices: sums set negative eigenvalues to 0, and conjugate gradients do
     not notice them. Above `linear_operator.settings.max_cholesky_size`, 800, it solves by conjugate gradients, whose
@@ -159,12 +161,17 @@ class Products(linear_operator.LinearOperator):
         n, m = block.shape[-2], self._operator.shape[0]
         # All columns of a batch are multiplied together.
         rows = block.movedim(-2, 0)
-        product = multiply(self._operator, rows.reshape(n, -1)).reshape(m, *rows.shape[1:]).movedim(0, -2)
+        columns = rows.reshape(n, -1)
+        if carry_derivatives(self._moving):
+            product = _product_with_a_graph(self._operator, self._moving, self._points, columns)
+        else:
+            product = multiply(self._operator, columns)
+        product = product.reshape(m, *rows.shape[1:]).movedim(0, -2)
         product = product.expand(*torch.broadcast_shapes(self._batch, product.shape[:-2]), *product.shape[-2:])
         return product.squeeze(-1) if rhs.dim() == 1 else product
 
     def _diagonal(self) -> Tensor:
-        if self.requires_grad:
+        if carry_derivatives(self._moving):
             return self.to_dense().diagonal(dim1=-2, dim2=-1)
         found: Tensor = self._operator.diagonal(exact=True).value
         return found.expand(*self._batch, -1)
@@ -174,7 +181,7 @@ class Products(linear_operator.LinearOperator):
         if not self._operator.symmetric:
             raise InputError(
                 f"{self._operator}: eigenvalues: expected a symmetric operator, got one that is not known to be; "
-                "use to_dense()."
+                "declare a symmetric matrix by MatrixOperator(matrix, symmetric=True), or use to_dense()."
             )
         values, vectors = torch.linalg.eigh(self.to_dense())
         return values, DenseLinearOperator(vectors) if eigenvectors else None
@@ -210,11 +217,11 @@ class Products(linear_operator.LinearOperator):
         return self.to(device=torch.device("cuda", device_id))
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert the operator, see `hodiff.LinearOperator.to`; the result is a constant."""
+        """Convert the operator, but no tensors that its function closes over: see `hodiff.LinearOperator.to`."""
         device, dtype = _to_helper(*args, **kwargs)
         if dtype in (None, self.dtype) and device in (None, self.device):
             return self
-        if self.requires_grad:
+        if carry_derivatives(self._moving):
             raise InputError(
                 f"{self._operator}: to: expected a constant, got an operator at a point that requires a gradient; "
                 "convert the point, and create a new operator."
@@ -238,6 +245,21 @@ def _form_gradients(
     r"""Return the gradients of $\sum_i u_i^\top A v_i$ with respect to tensors of an operator."""
     if not any(each.requires_grad for each in moving):
         return (None,) * len(moving)
+    # With create_graph, the gradient is differentiated again.
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # The vectors may depend on the same tensors; here they are constants.
+        placed = [each.view_as(each) if graph else each.detach().requires_grad_(each.requires_grad) for each in moving]
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        u, v = (each.expand(*batch, -1, -1).movedim(-2, 0).flatten(1) for each in (left, right))
+        product = _product_with_a_graph(A, placed, points, v)
+        wanted = [each for each in placed if each.requires_grad]
+        found = iter(torch.autograd.grad(product, wanted, u, create_graph=graph, materialize_grads=True))
+    return tuple(next(found) if each.requires_grad else None for each in placed)
+
+
+def _product_with_a_graph(A: LinearOperator, moving: Sequence[Tensor], points: int, block: Tensor) -> Tensor:
+    """Multiply a block (n, k) by an operator, with derivatives with respect to its tensors."""
     if (
         not isinstance(A, HessianOperator)
         or A.batches.data is not None
@@ -248,24 +270,11 @@ def _form_gradients(
             f"{A}: expected a HessianOperator of real numbers without data for a gradient with respect to its point, "
             "or its arguments, got another operator; omit x, and pass detached arguments."
         )
-    # With create_graph, the gradient is differentiated again.
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        placed = [each if graph else each.detach().requires_grad_(each.requires_grad) for each in moving]
-        x = A.domain.tree_of(placed[:points]) if points else A.x
-        given = iter(placed[points:])
-        args = pytree.tree_map_only(Tensor, lambda each: next(given) if each.requires_grad else each, A.args)
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        columns = zip(*(_columns(each.expand(*batch, -1, -1)) for each in (left, right)), strict=True)
-        total = torch.zeros((), dtype=A.dtype, device=A.device)
-        for u, v in columns:
-            product = hvp(A.f, x, A.domain.unflatten(v), *args, route=A.route, correct=A.correct)
-            total = total + A.domain.flatten(product) @ u
-        wanted = [each for each in placed if each.requires_grad]
-        found = iter(torch.autograd.grad(total, wanted, create_graph=graph, materialize_grads=True))
-    return tuple(next(found) if each.requires_grad else None for each in placed)
-
-
-def _columns(blocks: Tensor) -> tuple[Tensor, ...]:
-    """Return the columns of all blocks (..., n, k)."""
-    return blocks.movedim(-2, 0).flatten(1).unbind(1)
+    x = A.domain.tree_of(moving[:points]) if points else A.x
+    given = iter(moving[points:])
+    args = pytree.tree_map_only(Tensor, lambda each: next(given) if each.requires_grad else each, A.args)
+    products = [
+        A.domain.flatten(hvp(A.f, x, A.domain.unflatten(v), *args, route=A.route, correct=A.correct))
+        for v in block.unbind(1)
+    ]
+    return torch.stack(products, 1) if products else block.new_zeros(A.shape[0], 0)

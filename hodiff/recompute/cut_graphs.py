@@ -28,9 +28,16 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
 
 _HIGHER_ORDER = "call it within hodiff.doors.gpytorch.higher_order()"
-# Replacements for Functions of other libraries that have no second derivatives.
+_NATURAL = (
+    "it returns natural gradients, which are derivatives of no function; use "
+    "gpytorch.variational.CholeskyVariationalDistribution with VariationalStrategy"
+)
+# Replacements for Functions of other libraries that have no second derivatives, by name, or package and name.
 _INSTEAD = {
-    **dict.fromkeys(("RBFCovariance", "MaternCovariance", "Solve", "InvQuad", "InvQuadLogdet"), _HIGHER_ORDER),
+    **{f"linear_operator.{name}": _HIGHER_ORDER for name in ("Matmul", "Solve", "InvQuad", "InvQuadLogdet")},
+    **{f"gpytorch.{name}": _HIGHER_ORDER for name in ("RBFCovariance", "MaternCovariance", "LogNormalCDF")},
+    **{f"gpytorch.{name}": _HIGHER_ORDER for name in ("ComputePredictiveUpdates", "QuadFormDiagonal")},
+    **{f"gpytorch.{name}": _NATURAL for name in ("_NaturalToMuVarSqrt", "_TrilNaturalToMuVarSqrt", "_NgdInterpTerms")},
     "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint, or hodiff.odeint with memory='adjoint'",
     "ImplicitFnGradientRerouting": "torchdiffeq.odeint_event has first derivatives only: find the time of the event by "
     "hodiff.implicit.root, as a root of a function of the end of hodiff.odeint",
@@ -153,7 +160,9 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         asked = curved and (each.linear or not each.constants)
         lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
         if (lost or not linear) and not leading.isdisjoint(each.parents):
-            SCHEDULE.begin_again(function, key)
+            # The Functions after this one have not been checked.
+            for met in due:
+                SCHEDULE.begin_again(*met)
             reason = (
                 lost_slope_of(each.node, linear=each.linear) if linear else _nonlinear(described_backward(each.node))
             )
@@ -168,7 +177,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
 
 
 def _is_unrecorded(function: Any) -> bool:
-    package = getattr(function, "__module__", "").partition(".")[0]
+    package = _package_of(function)
     return package in _UNRECORDED and function.__name__ == _UNRECORDED[package]
 
 
@@ -310,7 +319,7 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
 
 def lost_slope_of(node: Any, *, linear: bool) -> str:
     """Return the message of `lost_slope` for a node."""
-    return lost_slope(described_backward(node), linear=linear, instead=_INSTEAD.get(function_name(node), _REMEDY))
+    return lost_slope(described_backward(node), linear=linear, instead=_instead_of(node))
 
 
 def _of_zeros(backward: str) -> str:
@@ -337,4 +346,14 @@ def unrecorded(rule: str, instead: str = _REMEDY) -> str:
 
 
 def _told(node: Any) -> str:
-    return unrecorded(described_backward(node), _INSTEAD.get(function_name(node), _REMEDY))
+    return unrecorded(described_backward(node), _instead_of(node))
+
+
+def _instead_of(node: Any) -> str:
+    name = function_name(node)
+    return _INSTEAD.get(f"{_package_of(function_of(node))}.{name}") or _INSTEAD.get(name, _REMEDY)
+
+
+def _package_of(function: Any) -> str:
+    package: str = getattr(function, "__module__", "").partition(".")[0]
+    return package

@@ -93,12 +93,14 @@ def refuse_lost_slopes(
         return []
     by_others: list[tuple[Suspect, Tensor]] = []
 
-    def begin_again(lost: Suspect) -> None:
-        _SCHEDULE.begin_again(_code(f), _key(lost.node))
+    def begin_again(_: Suspect) -> None:
+        # The Functions after the lost one have not been checked.
+        for each in suspects:
+            _SCHEDULE.begin_again(_code(f), _key(each.node))
 
     _refuse(lambda: _lost(leaves, suspects, run_at, by_others if connected else None), begin_again)
     for each, _ in by_others:
-        begin_again(each)
+        _SCHEDULE.begin_again(_code(f), _key(each.node))
     return [refusal for _, refusal in by_others]
 
 

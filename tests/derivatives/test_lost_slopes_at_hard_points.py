@@ -178,6 +178,28 @@ def test_new_branch_dtype_or_argument_is_checked_again() -> None:
         hodiff.hvp(lambda x: f(x).sum(), X.float(), V.float())
 
 
+WRONG = {
+    "takes a part": lambda g, x, s: g * s * (1 + x * (1 - s)),
+    "takes": lambda g, x, s: g * s,
+    "is not linear": lambda g, x, s: (g * x.sigmoid()).clamp(-0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_functions_beside_a_refused_one_are_checked(what: str) -> None:
+    def backward(ctx, g):
+        return WRONG[what](g, *ctx.saved_tensors)
+
+    pair = [old_style(name, lambda x: (x * x.sigmoid(), x, x.sigmoid()), backward) for name in ("One", "Other")]
+
+    def f(x: torch.Tensor, functions: list[Any]) -> torch.Tensor:
+        return sum(function.apply(x).sum() for function in functions)
+
+    for functions in (pair, pair, pair[:1], pair[1:]):  # a third call of a Function that passed is not checked
+        with pytest.raises(RouteError, match=rf"\.backward .* {what}"):
+            hodiff.hvp(f, X, V, functions)
+
+
 def _slopes_by_mean(ctx, g):
     x, w = ctx.saved_tensors
     return 2 * g * x * w.mean().detach(), (g * x.square()).sum().expand_as(w) / len(w)

@@ -11,7 +11,9 @@ from gpytorch.kernels import (
     GridInterpolationKernel,
     InducingPointKernel,
     LinearKernel,
+    Matern52KernelGrad,
     MaternKernel,
+    PiecewisePolynomialKernel,
     RBFKernel,
     RFFKernel,
     ScaleKernel,
@@ -72,6 +74,9 @@ KERNELS = {
     "Matern 3/2": lambda: MaternKernel(nu=1.5),
     "Matern 5/2": lambda: MaternKernel(nu=2.5),
     "Matern 5/2, two lengthscales": lambda: MaternKernel(nu=2.5, ard_num_dims=2),
+    "Matern 1/2, two lengthscales": lambda: MaternKernel(nu=0.5, ard_num_dims=2),
+    "piecewise polynomial": lambda: PiecewisePolynomialKernel(q=2),
+    "piecewise polynomial, two lengthscales": lambda: PiecewisePolynomialKernel(q=2, ard_num_dims=2),
 }
 kernels = pytest.mark.parametrize("name", KERNELS)
 
@@ -80,9 +85,12 @@ def profile(name, squares):
     """The kernel as a function of squared distances."""
     if name.startswith("RBF"):
         return (-squares / 2).exp()
-    order = int(name[7])
     # A distance of 0 is a constant, in all derivatives by lengthscales.
-    r = math.sqrt(order) * torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)
+    r = torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)
+    if name.startswith("piecewise"):  # GPyTorch's factor in two dimensions; Rasmussen & Williams, eq. 4.21, have 35 / 3
+        return (1 - r).clamp(min=0) ** 6 * (1 + 6 * r + 23 / 3 * r**2)
+    order = int(name[7])
+    r = math.sqrt(order) * r
     return {1: 1.0, 3: 1 + r, 5: 1 + r + r**2 / 3}[order] * (-r).exp()
 
 
@@ -113,6 +121,26 @@ def test_hessian_of_the_marginal_likelihood(name, iterative):
         close(found, expected)
         close(product.to_dense(), expected)
         close(torch.func.functional_call(model, parameters, ()), dense_evidence(name, parameters))
+
+
+def test_kernel_of_derivatives_by_its_lengthscale():
+    kernel, weights = (
+        Matern52KernelGrad().double(),
+        torch.randn(36, 36, dtype=D, generator=torch.Generator().manual_seed(0)),
+    )
+
+    def of(raw):
+        with gpytorch.settings.lazily_evaluate_kernels(False):
+            covariance = torch.func.functional_call(kernel, {"raw_lengthscale": raw}, (X,))
+        return (covariance.to_dense() * weights).sum()
+
+    def slope(raw):
+        return torch.autograd.grad(of(raw.requires_grad_()), raw)[0]
+
+    raw, step = torch.tensor([[0.3]], dtype=D), 1e-5
+    with higher_order():
+        H = hodiff.hessian_matrix(of, raw)
+    close(H, (slope(raw + step) - slope(raw - step)) / (2 * step), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["RBF", "Matern 5/2", "Matern 5/2, two lengthscales"])
@@ -286,6 +314,22 @@ def inducing_kernel():
 
 def through_inducing_points(x, y, inducing=INDUCING):
     return rbf(x, inducing) @ torch.linalg.solve(rbf(inducing, inducing), rbf(inducing, y))
+
+
+@pytest.mark.parametrize("name", ["linear", "random Fourier", "inducing points"])
+def test_taylor_mode_at_equal_points(name):
+    kernel = inducing_kernel().eval() if name == "inducing points" else FEATURES[name]().double().requires_grad_(False)
+    centers = torch.tensor([[0.3, 0.5, 1.0], [0.7, 0.6, -0.3]], dtype=D)
+    centers = centers[:, :2] if name == "inducing points" else centers
+
+    def of(x):
+        return kernel(x.view(centers.shape), centers).to_dense().square().sum()
+
+    x = centers.flatten()
+    with higher_order(), gpytorch.settings.sgpr_diagonal_correction(False):
+        expected = torch.func.hessian(of)(x)
+        close(hodiff.laplacian(of)(x), expected.trace())
+        close(hodiff.directional_derivatives(of, x, torch.ones_like(x), order=2)[2], expected.sum())
 
 
 @pytest.mark.parametrize("diagonal", [False, True])

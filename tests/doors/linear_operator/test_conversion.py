@@ -135,6 +135,14 @@ def test_negative_eigenvalues_are_not_set_to_zero():
         to_linear_operator(hodiff.JacobianOperator(lambda x: M @ x.tanh(), X)).eigvalsh()
 
 
+def test_eigenvalues_of_an_inverse():
+    K = hessian(X)
+    with pytest.raises(hodiff.InputError, match=r"MatrixOperator\(matrix, symmetric=True\)"):
+        to_linear_operator(hodiff.operators.MatrixOperator(K).inverse("dense")).eigvalsh()
+    inverse = hodiff.operators.MatrixOperator(K, symmetric=True).inverse("dense")
+    close(to_linear_operator(inverse).eigvalsh(), torch.linalg.eigvalsh(torch.linalg.inv(K)))
+
+
 @pytest.mark.parametrize("iterative", [False, True])
 @pytest.mark.parametrize("shape", ["alone", "sum", "batch"])
 def test_gradients(iterative, shape):
@@ -179,6 +187,39 @@ def test_second_derivatives_of_products():
     )
     close(found, expected)
     close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
+
+
+SHIFT = torch.nn.Parameter(torch.eye(N, dtype=D))
+# Functions of an operator or its dense matrix. A gradient by the point goes through vectors, too.
+OF_THE_POINT = {
+    "square of a product": lambda H, x: (H @ x).square().sum(),
+    "two products": lambda H, x: X @ (H @ (H @ X)),
+    "square of the matrix": lambda H, x: ((H @ H.mT) @ X).square().sum(),
+    "entries": lambda H, x: (H @ torch.eye(N, dtype=D)).pow(3).sum(),
+    "sum with a parameter": lambda H, x: ((H + SHIFT) @ X).square().sum(),
+    "logdet": lambda H, x: H.logdet(),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_POINT)
+def test_gradients_with_a_graph(name):
+    """With create_graph=True, a gradient is as without, and has a derivative."""
+    value, x = OF_THE_POINT[name], X.clone().requires_grad_()
+
+    def gradient(H):
+        return torch.autograd.grad(value(H, x), x, create_graph=True)[0]
+
+    found, expected = gradient(to_linear_operator(hodiff.HessianOperator(f, x), x=x)), gradient(hessian(x))
+    close(found, expected)
+    close(*(torch.autograd.grad(each @ X, x)[0] for each in (found, expected)))
+
+
+@pytest.mark.parametrize("name", ["two products", "sum with a parameter", "logdet"])
+def test_hessians_of_functions_of_an_operator(name):
+    def of(x):
+        return OF_THE_POINT[name](to_linear_operator(hodiff.HessianOperator(f, x), x=x), x)
+
+    close(hodiff.hessian_matrix(of, X), hodiff.hessian_matrix(lambda x: OF_THE_POINT[name](hessian(x), x), X))
 
 
 LOST = {
