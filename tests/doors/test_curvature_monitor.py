@@ -123,7 +123,7 @@ def test_losses_that_are_none_or_write_to_parameters_are_refused():
 
     with pytest.raises(hodiff.InputError, match="loss: expected a function that leaves parameters as they are"):
         CurvatureMonitor(both, averaging, batches).measure(0)
-    with pytest.raises(hodiff.InputError, match=r"CurvatureMonitor: loss: .* got NoneType; pass loss="):
+    with pytest.raises(hodiff.InputError, match=r"CurvatureMonitor: loss: .* got NoneType"):
         CurvatureMonitor(model, lambda *_: None, batches).measure(0)
 
 
