@@ -5,6 +5,8 @@ Checks of closures and their return values.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +35,16 @@ def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+def skips_backward(closure: Any) -> bool:
+    """Whether this is a closure of Lightning whose backward pass Lightning itself leaves out.
+
+    `StochasticWeightAveraging` does so in its last pass, which computes statistics of batch norm.
+    """
+    closure = inspect.unwrap(closure)
+    parts = closure.args if isinstance(closure, functools.partial) else (closure,)
+    return any(getattr(each, "_backward_fn", closure) is None for each in parts)
+
+
 def require_loss(caller: str, loss: Any) -> None:
     """Raise unless the loss is one real number that depends on parameters."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -46,7 +58,7 @@ def require_loss(caller: str, loss: Any) -> None:
     if not loss.requires_grad:
         raise InputError(
             f"{caller}: closure: expected a loss with its graph, got one that depends on no parameter; look for "
-            ".detach(), .item() or torch.no_grad() in the closure."
+            ".detach(), .item() or torch.no_grad() in the closure, and for a missing backward."
         )
 
 

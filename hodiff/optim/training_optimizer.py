@@ -19,7 +19,7 @@ from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
-from hodiff.optim.local_models import Closure, detached, require_loss
+from hodiff.optim.local_models import Closure, detached, require_loss, skips_backward
 from hodiff.optim.optimizer_states import (
     Shapes,
     numbered,
@@ -195,7 +195,7 @@ class StochasticOptimizer(JointOptimizer):
                 several batches adds to them, or does nothing. Otherwise the step has a single loss.
 
         Returns:
-            Return value of the closure, detached.
+            Return value of the closure, detached. There are no gradients if Lightning leaves out the backward pass.
 
         Raises:
             InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
@@ -224,6 +224,8 @@ class StochasticOptimizer(JointOptimizer):
                 if accumulates and loss is None and ids:
                     return None
                 self.clear_gradients()
+                if skips_backward(closure):
+                    return detached(loss)
                 require_loss(self.caller, loss)
                 self.backward(loss)
             elif not accumulates and any(id(each) in ids for each in written):
