@@ -36,10 +36,8 @@ def detached(value: Any) -> Any:
 
 
 def skips_backward(closure: Any) -> bool:
-    """Whether this is a closure of Lightning whose backward pass Lightning itself leaves out.
-
-    `StochasticWeightAveraging` does so in its last pass, which computes statistics of batch norm.
-    """
+    """Whether this is a closure of Lightning that leaves out the backward pass."""
+    # `StochasticWeightAveraging` does so in its last pass, which computes statistics of batch norm.
     closure = inspect.unwrap(closure)
     parts = closure.args if isinstance(closure, functools.partial) else (closure,)
     return any(getattr(each, "_backward_fn", closure) is None for each in parts)
