@@ -289,3 +289,38 @@ def test_example_of_the_page(tmp_path, monkeypatch):
     predicted = names["trainer"].predict(names["examples"])
     right = (predicted.predictions.argmax(1) == predicted.label_ids).mean()
     assert right > 0.9
+
+
+MODELS = {
+    "GPT-2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    ),
+    "Llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_example_of_a_second_optimizer(name, tmp_path):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    rows = [each["input_ids"].sort().values for each in examples(64)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, max_steps=24, logging_steps=4, save_strategy="no", report_to=[], disable_tqdm=True
+    )
+    known = {"torch": torch, "hodiff": hodiff, "transformers": transformers, "gpt": model, "arguments": arguments}
+    known["sequences"] = [{"input_ids": row, "labels": row} for row in rows]
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    names = run_example("guides/training_loops.md", "class SecondOptimizer", **known)
+    losses = [each["loss"] for each in names["trainer"].state.log_history if "loss" in each]
+    assert losses[-1] < losses[0] - 0.3
+    assert not any(torch.equal(p, before[key]) for key, p in model.named_parameters())
+    assert len(names["own"]) + len(names["others"]) == len(before)
+    with pytest.raises(hodiff.InputError, match="KFAC: params: expected"):
+        optimizer = hodiff.optim.KFAC(model.parameters())
+        transformers.Trainer(
+            model, arguments, train_dataset=known["sequences"], optimizers=(optimizer, constant(optimizer))
+        ).train()
