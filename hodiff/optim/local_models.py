@@ -9,6 +9,7 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -40,7 +41,11 @@ def skips_backward(closure: Any) -> bool:
     # `StochasticWeightAveraging` does so in its last pass, which computes statistics of batch norm.
     closure = inspect.unwrap(closure)
     parts = closure.args if isinstance(closure, functools.partial) else (closure,)
-    return any(getattr(each, "_backward_fn", closure) is None for each in parts)
+    for each in parts:
+        with suppress(AttributeError):
+            if each._backward_fn is None:  # noqa: SLF001 - Lightning has no public name for it
+                return True
+    return False
 
 
 def require_loss(caller: str, loss: Any) -> None:
