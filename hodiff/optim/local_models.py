@@ -5,11 +5,8 @@ Checks of closures and their return values.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -34,18 +31,6 @@ Closure = Callable[[], Any]
 def detached(value: Any) -> Any:
     """Detach the return value of a closure."""
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def skips_backward(closure: Any) -> bool:
-    """Whether this is a closure of Lightning that leaves out the backward pass."""
-    # `StochasticWeightAveraging` does so in its last pass, which computes statistics of batch norm.
-    closure = inspect.unwrap(closure)
-    parts = closure.args if isinstance(closure, functools.partial) else (closure,)
-    for each in parts:
-        with suppress(AttributeError):
-            if each._backward_fn is None:  # noqa: SLF001 - Lightning has no public name for it
-                return True
-    return False
 
 
 def require_loss(caller: str, loss: Any) -> None:

@@ -19,7 +19,7 @@ from hodiff.distributed.layouts import local_part
 from hodiff.errors import InputError
 from hodiff.optim.finite_numbers import require_finite
 from hodiff.optim.joint_optimizer import JointOptimizer
-from hodiff.optim.local_models import Closure, detached, require_loss, skips_backward
+from hodiff.optim.local_models import Closure, detached, require_loss
 from hodiff.optim.optimizer_states import (
     Shapes,
     numbered,
@@ -31,6 +31,7 @@ from hodiff.optim.optimizer_states import (
     restore,
 )
 from hodiff.optim.settings import require_settings
+from hodiff.torch_internals.closures import skips_backward
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
 

@@ -15,9 +15,9 @@ _PUBLIC = "torch.utils._pytree"
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 _OF_NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make", "_field_defaults"}
 # Also of packages without a public function for it: the graphs of MACE's calculator, the root of GPyTorch's inducing
-# points, the methods that operators of linear_operator implement, and the backward pass of Lightning's closures.
+# points, and the methods that operators of linear_operator implement.
 _ALLOWED = {*_OF_NAMED_TUPLES, "_atoms_to_batch", "_inducing_inv_root"}
-_ALLOWED |= {"_matmul", "_cholesky_solve", "_solve_preconditioner", "_backward_fn"}
+_ALLOWED |= {"_matmul", "_cholesky_solve", "_solve_preconditioner"}
 _OWN = {"self", "cls"}
 # Attributes that Python and torch add to each class.
 _OF_CLASSES = {"_abc_impl", "_backward_cls"}
