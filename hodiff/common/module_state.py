@@ -97,6 +97,33 @@ def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def isolated_state(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules copies of their buffers and of tensors in their attributes; restore all attributes afterwards.
+
+    Metrics add to tensors in their attributes, and their lists and dicts, in place.
+    """
+    modules = list(modules)
+    copies: dict[int, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+            return value
+        # Metrics may share a tensor.
+        return copies.setdefault(id(value), value.detach().clone())
+
+    buffers = [(owner, name, copied(b)) for owner in map(buffers_by_name, modules) for name, b in owner.items()]
+    with attributes_put_back(modules), exchanged_buffers([each for each in buffers if each[2] is not None]):
+        for module in modules:
+            for name, value in attributes_of(module).items():
+                if isinstance(value, Tensor):
+                    vars(module)[name] = copied(value)
+                elif value and isinstance(value, (dict, list)) and type(value) in _COLLECTIONS:
+                    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+                        value[key] = copied(each)
+        yield
+
+
+@contextmanager
 def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the attributes of modules, and the contents of their dicts, lists and sets, after the context.
 

@@ -54,6 +54,8 @@ _EXPLAINED = {
     Wording.DONATED_BUFFERS: "the graph was made by code of torch.compile, which gives its memory away in the first "
     f"backward pass, and this derivative takes another one; make it within `{EAGER_STANCE}`, or pass a function or "
     "closure that makes it, in which hodiff does so",
+    Wording.REENTRANT_CHECKPOINT: "torch.utils.checkpoint with use_reentrant=True supports loss.backward() only; pass "
+    "use_reentrant=False, in transformers as gradient_checkpointing_kwargs={'use_reentrant': False}",
     Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
     "which torch compiles before it is run; use plain Python instead, `if` and `for`, or "
     "hodiff.functions.flex_attention",

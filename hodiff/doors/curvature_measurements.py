@@ -42,14 +42,15 @@ class MeasurementOptions:
             require_callable("CurvatureMonitor", batch_size=self.batch_size)
         require_generator("CurvatureMonitor", "generator", self.generator)
 
-    def require_number_of_batches(self, count: int) -> None:
-        """Raise if there are too few batches for the measures."""
+    def require_number_of_batches(self, count: int) -> MeasurementOptions:
+        """Return the options; raise if there are too few batches for the measures."""
         least = 2 if "noise" in self.measures else 1
         if count < least:
             raise InputError(
                 f"CurvatureMonitor: batches: expected {least} or more batches for {', '.join(self.measures)}, got "
                 f"{count}; pass more of the training data."
             )
+        return self
 
 
 @dataclass(frozen=True, eq=False)

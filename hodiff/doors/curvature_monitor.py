@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hodiff.common.module_state import functional_call
+from hodiff.common.module_state import functional_call, isolated_state
 from hodiff.common.options import require_callable
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe
 from hodiff.doors.curvature_measurements import CurvatureRecord, MeasurementOptions
 from hodiff.doors.curvature_plot import curvature
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.estimators import eigsh, sharpness, spectral_density
 from hodiff.operators import HessianOperator
+from hodiff.optim.ranks import mark_of
 from hodiff.torch_internals.compilers.dynamo import original_of
 
 if TYPE_CHECKING:
@@ -55,7 +58,9 @@ class CurvatureMonitor:
     the records count that. `CurvatureRecord.gradients` is the actual cost.
 
     Measurements are made in evaluation mode (no dropout, batch norm with its running statistics), outside of autocast.
-    They change neither parameters nor gradients, buffers, or the state of torch's generators.
+    They change neither parameters nor gradients, nor buffers and attributes of the model's modules, such as metrics,
+    nor the default generators of torch, NumPy and Python. A loss that still draws random numbers from torch's default
+    generators is measured with numbers that stay the same; its noise is measured with new ones.
 
     With batches k of $n_k$ examples, N in all, and their mean gradients $g_k$, the estimates
     $\operatorname{tr} \Sigma = \frac{1}{K - 1} \sum_k n_k \lVert g_k - g \rVert^2$ and
@@ -79,7 +84,8 @@ class CurvatureMonitor:
         history: List of `CurvatureRecord`, one for each measurement.
 
     Raises:
-        InputError: If an argument is invalid; on a measurement, as for `hodiff.HessianOperator`.
+        InputError: If an argument is invalid; on a measurement, as for `hodiff.HessianOperator`, or if the loss writes
+            to parameters.
 
     Example:
         >>> import torch
@@ -159,9 +165,8 @@ class CurvatureMonitor:
             The record.
 
         Raises:
-            InputError: If no parameter requires a gradient.
+            InputError: If no parameter requires a gradient, or the loss returns no tensor or writes to parameters.
         """
-        record = CurvatureRecord(step)
         self._evaluations = 0
         point = {name: p.detach() for name, p in self._loss.named_parameters() if p.requires_grad}
         if not point:
@@ -169,28 +174,38 @@ class CurvatureMonitor:
                 "CurvatureMonitor: model: expected parameters that require a gradient, got none; stop measuring once "
                 "all are frozen."
             )
-        devices = {p.device.type for p in point.values()}
+        draws, before = RandomState(point.values(), foreign=True), mark_of(list(self._loss.parameters()))
         with ExitStack() as context:
-            for device in devices:
+            context.callback(draws.rewind)
+            for device in {p.device.type for p in point.values()}:
                 context.enter_context(torch.autocast(device, enabled=False))
             context.enter_context(torch.enable_grad())
             context.enter_context(self._loss.in_evaluation_mode())
-            if set(self.options.measures) - {"noise"}:
-                self._hessian = self._at(point)
-                if "sharpness" in self.options.measures:
-                    record = self._sharpness(record)
-                if "eigenvalues" in self.options.measures:
-                    record = self._eigenvalues(record)
-                if "spectrum" in self.options.measures:
-                    record = self._spectrum(record)
-                # The next measurement has another point, and recorded graphs hold memory.
-                hessian, self._hessian = self._hessian, self._hessian.at(point)
-                del hessian
-            if "noise" in self.options.measures:
-                record = self._noise(record, point)
+            context.enter_context(isolated_state(self._loss.modules()))
+            record = self._measured(CurvatureRecord(step), point)
+        # The mark of NaN differs from itself.
+        if math.isfinite(before) and mark_of(list(self._loss.parameters())) != before:
+            raise InputError(
+                "CurvatureMonitor: loss: expected a function that leaves parameters as they are, got one that writes "
+                "to them, such as to an average of weights; training would not be the same. Pass a loss without that."
+            )
         cost = self._evaluations / len(self._batches) + 2 * record.products
         self.history.append(replace(record, gradients=cost))
         return self.history[-1]
+
+    def _measured(self, record: CurvatureRecord, point: dict[str, Tensor]) -> CurvatureRecord:
+        if set(self.options.measures) - {"noise"}:
+            self._hessian = self._at(point)
+            if "sharpness" in self.options.measures:
+                record = self._sharpness(record)
+            if "eigenvalues" in self.options.measures:
+                record = self._eigenvalues(record)
+            if "spectrum" in self.options.measures:
+                record = self._spectrum(record)
+            # The next measurement has another point, and recorded graphs hold memory.
+            hessian, self._hessian = self._hessian, self._hessian.at(point)
+            del hessian
+        return self._noise(record, point) if "noise" in self.options.measures else record
 
     def plot(self, path: str | Path | None = None) -> list[Axes]:
         """Draw each measure over the steps; the spectrum at the first and the last measurement.
@@ -219,7 +234,8 @@ class CurvatureMonitor:
         if self._hessian is not None and self._form == _form_of(point):
             return self._hessian.at(point)
         self._form, self._start = _form_of(point), None
-        return HessianOperator(self._loss_at, point, data=self._batches, batch_size=self.options.batch_size)
+        options: Any = {"batch_size": self.options.batch_size, "randomness": "fixed"}
+        return HessianOperator(self._loss_at, point, data=self._batches, **options)
 
     def _sharpness(self, record: CurvatureRecord) -> CurvatureRecord:
         # The residual is on the record, so a missed tolerance needs no warning at each measurement.
@@ -287,7 +303,13 @@ class _LossOfModel(nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.model, batch)
+        loss = self.loss(self.model, batch)
+        if not isinstance(loss, Tensor):
+            raise InputError(
+                "CurvatureMonitor: loss: expected a function loss(model, batch) that returns the mean loss, a tensor "
+                f"of shape (), got {describe(loss)}; pass loss=function that returns it."
+            )
+        return loss
 
     @contextmanager
     def in_evaluation_mode(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -255,6 +256,7 @@ class CurvatureOptimizer(ObservedLosses):
         if not (self.second_order and self._due()):
             return self.evaluated(closure, accumulates=True)
 
+        @functools.wraps(closure, assigned=(), updated=())
         def corrected_closure() -> Any:
             # Around the closure alone: within the mode, the calls of the estimate would take half as long again.
             with Corrections(lean=True):

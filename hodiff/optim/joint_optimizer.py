@@ -122,8 +122,14 @@ class JointOptimizer(Optimizer):
         """Raise unless the marks of all ranks' parameters are equal."""
         if differ(marks):
             raise InputError(
-                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones; broadcast "
-                "the parameters of one rank before training, as DistributedDataParallel does, and step on all ranks."
+                f"{self.caller}: process_group: expected equal parameters on all ranks, got different ones, "
+                + (
+                    "although they agreed at the first step; step on all ranks with the same settings, such as the "
+                    "learning rate, and write to parameters on all ranks alike."
+                    if self._exchanges > 1
+                    else "from the first step on; broadcast the parameters of one rank before training, as "
+                    "DistributedDataParallel does."
+                )
             )
 
     def average_gradients(self, rows: Tensor) -> None:

@@ -46,7 +46,7 @@ def require_loss(caller: str, loss: Any) -> None:
     if not loss.requires_grad:
         raise InputError(
             f"{caller}: closure: expected a loss with its graph, got one that depends on no parameter; look for "
-            ".detach(), .item() or torch.no_grad() in the closure."
+            ".detach(), .item() or torch.no_grad() in the closure, and for a missing backward."
         )
 
 

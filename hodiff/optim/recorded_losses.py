@@ -124,7 +124,9 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
     """Find the only loss of some families in the graph of a number; `unknown` makes an error from a description."""
     nodes = [node for node in nodes_of(loss) if FAMILIES.get(node.name()) in families]
     if len(nodes) != 1:
-        raise unknown(f"one with {len(nodes)} of them")
+        # Such as the losses of real and of generated examples.
+        hint = " (of different examples? join outputs and targets by torch.cat for one loss)" if len(nodes) > 1 else ""
+        raise unknown(f"one with {len(nodes)} of them{hint}")
     (node,) = nodes
     saved = dict(saved_by_operator(node))
     if saved.get("weight") is not None or saved.get("pos_weight") is not None:

@@ -105,6 +105,8 @@ class SAM(StochasticOptimizer):
         loss = self.evaluated_together(closure, by_loss=False)
         self.require_finite_gradients()
         places = self._climb()
+        if not places:
+            return loss
         try:
             self.evaluated_together(closure, by_loss=False)
         finally:

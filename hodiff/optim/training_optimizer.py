@@ -31,6 +31,7 @@ from hodiff.optim.optimizer_states import (
     restore,
 )
 from hodiff.optim.settings import require_settings
+from hodiff.torch_internals.closures import skips_backward
 from hodiff.torch_internals.process_groups import is_sharded
 from hodiff.torch_internals.tensors import version_of
 
@@ -195,7 +196,7 @@ class StochasticOptimizer(JointOptimizer):
                 several batches adds to them, or does nothing. Otherwise the step has a single loss.
 
         Returns:
-            Return value of the closure, detached.
+            Return value of the closure, detached. There are no gradients if Lightning leaves out the backward pass.
 
         Raises:
             InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
@@ -224,6 +225,8 @@ class StochasticOptimizer(JointOptimizer):
                 if accumulates and loss is None and ids:
                     return None
                 self.clear_gradients()
+                if skips_backward(closure):
+                    return detached(loss)
                 require_loss(self.caller, loss)
                 self.backward(loss)
             elif not accumulates and any(id(each) in ids for each in written):

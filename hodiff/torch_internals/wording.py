@@ -45,6 +45,10 @@ class Wording(Enum):
     )
 
     # Functions with a missing part.
+    REENTRANT_CHECKPOINT = (
+        r"checkpoint is incompatible with \.grad\(\)",
+        "a checkpoint with use_reentrant=True supports backward only",
+    )
     ONCE_DIFFERENTIABLE = (r"once_differentiable", "its gradient is marked as a constant to further derivatives")
     NO_SETUP_CONTEXT = (r"must override the setup_context", "torch.func needs forward without ctx")
     NO_RULE = (r"must implement (the jvp|either the backward or vjp)", "it has no rule for this mode")

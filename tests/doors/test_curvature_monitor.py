@@ -82,6 +82,51 @@ def test_the_point_moves_with_the_model():
     assert abs(monitor.measure(1).sharpness - expected) <= 1e-3 * expected
 
 
+class Noting(nn.Module):
+    """A model that counts in buffers, tensors, lists and numbers, shares a tensor, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network(4, 8, 3)
+        self.register_buffer("total", torch.zeros(()))
+        self.hits, self.steps, self.seen = torch.zeros(3), 0, []
+        self.states = {"hits": self.hits}
+
+    def forward(self, inputs):
+        self.total += 1
+        self.hits.add_(1)
+        self.seen.append(len(inputs))
+        self.steps += 1
+        self.states["sum"] = self.states.get("sum", 0) + 1
+        return self.net(inputs + 0.1 * torch.randn_like(inputs))
+
+
+def test_the_state_of_a_model_and_of_generators_stays():
+    model, batches = Noting(), draw_batches(4, [10, 20])
+    hits, drawn = model.hits, torch.get_rng_state()
+    record = CurvatureMonitor(model, classes, batches, measures=["sharpness", "noise"], iterations=40).measure(0)
+    assert record.residual < 0.02 * record.sharpness
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert model.hits is hits is model.states["hits"]
+    assert (float(model.total), hits.tolist(), model.steps, model.seen) == (0, [0, 0, 0], 0, [])
+    assert list(model.states) == ["hits"]
+
+
+def test_losses_that_are_none_or_write_to_parameters_are_refused():
+    model, batches = network(4, 8, 3), draw_batches(4, [10, 20])
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    both = nn.ModuleList([model, frozen])
+
+    def averaging(both, batch):
+        both[1].weight.data.add_(1)
+        return classes(both[0], batch)
+
+    with pytest.raises(hodiff.InputError, match="loss: expected a function that leaves parameters as they are"):
+        CurvatureMonitor(both, averaging, batches).measure(0)
+    with pytest.raises(hodiff.InputError, match=r"CurvatureMonitor: loss: .* got NoneType"):
+        CurvatureMonitor(model, lambda *_: None, batches).measure(0)
+
+
 def test_noise_scale_is_that_of_the_examples():
     # The gradient of an example is its input.
     x = torch.randn(50, 6, dtype=torch.float64) + 1

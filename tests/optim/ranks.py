@@ -114,6 +114,22 @@ def steps_are_those_of_one_process() -> None:
             assert_same(problem.model, expected.model)
 
 
+def single_precision_stays_equal() -> None:
+    """Parameters of both ranks are equal in every bit after several refreshes."""
+    for name in ("SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        inputs = torch.randn(4, 64, 8)
+        options = {"lr": 0.1, "update_every": 2, **({"refresh_every": 2} if "KFAC" in name else {})}
+        optimizer = getattr(ho, name)(model.parameters(), process_group=dist.group.WORLD, **options)
+        wrapped = DistributedDataParallel(model)
+        for batch in 8 * [half([each])[0] for each in inputs]:
+            optimizer.zero_grad()
+            cross_entropy(wrapped(batch), batch[:, :3].argmax(1)).backward()
+            optimizer.step()
+        assert_equal_on_ranks(model)
+
+
 def is_refused(case: Case, problem: Problem, optimizer: Any, cut: Callable[..., Any]) -> bool:
     """Make steps, before each of which the ranks meet; return whether this rank was refused a step."""
     refused = False
@@ -396,6 +412,7 @@ def main(folder: Path) -> None:
     torch.multinomial = labels_by_probabilities
     parts = [
         steps_are_those_of_one_process,
+        single_precision_stays_equal,
         silent_drift_is_refused,
         models_of_one_rank_are_accepted,
         errors_of_one_rank_reach_all,

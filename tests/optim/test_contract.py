@@ -264,6 +264,33 @@ def test_closure_without_loss_is_rejected(case):
             case([w]).step(lambda each=each: each)
 
 
+class WithoutBackward:
+    """A closure as Lightning's during the last pass of `StochasticWeightAveraging`, of a detached loss."""
+
+    def __init__(self, closure, backward):
+        self._closure, self._backward_fn = closure, backward
+
+    def __call__(self):
+        return self._closure().detach()
+
+
+@optimizers_with(backward=True)
+def test_a_detached_loss_is_rejected_unless_lightning_skips_the_backward_pass(case):
+    problem = Problem()
+    optimizer = case(problem.model.parameters())
+    loss = partial(problem.loss, problem.batches[0])
+    problem.run(case, optimizer, problem.batches[:1])
+    before = [p.detach().clone() for p in problem.model.parameters()]
+    # The gradients of the last batch are still there.
+    value = optimizer.step(partial(lambda _, inner: inner(), optimizer, WithoutBackward(loss, None)))
+    assert value.item() == pytest.approx(loss().item())
+    with pytest.raises(hodiff.InputError, match="expected a loss with its graph"):
+        optimizer.step(partial(lambda inner: inner(), WithoutBackward(loss, print)))
+    with pytest.raises(hodiff.InputError, match="expected a loss with its graph"):
+        optimizer.step(lambda: loss().detach())
+    assert all(map(torch.equal, problem.model.parameters(), before))
+
+
 @optimizers_with(loop=True)
 def test_closure_that_returns_none_keeps_gradients(case):
     """Closures that only return None, like Lightning's in manual optimization, keep the gradients."""

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from drawing import seeded
 from optim.table import TABLE, Problem, same
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
-from hodiff.optim import EKFAC, KFAC
+from hodiff.optim import EKFAC, KFAC, SophiaG
 from hodiff.optim.kfac.fisher_columns import columns_of, find_any
 
 D = torch.float64
@@ -320,7 +321,7 @@ def test_names_the_parameters_of_parametrized_weights(kind):
     ("loss", "words"),
     [
         (lambda z: z.square().sum(), "with 0 of them"),
-        (lambda z: F.mse_loss(z, z.detach()) + F.cross_entropy(z, torch.tensor([0, 1])), "with 2 of them"),
+        (lambda z: F.mse_loss(z, z.detach()) + F.cross_entropy(z, torch.tensor([0, 1])), "with 2 of them .*torch.cat"),
         (lambda z: F.cross_entropy(z, torch.tensor([0, 1]), weight=torch.ones(2)), "class weights"),
         (lambda z: F.mse_loss(z, z.detach(), reduction="none").sum(), "reduction='none'"),
         (lambda z: F.mse_loss(z, 2 * z), "targets that have a graph"),
@@ -331,6 +332,16 @@ def test_rejects_unknown_losses(loss, words):
     optimizer = KFAC(model.parameters())
     with pytest.raises(hodiff.InputError, match=words):
         loss(model(torch.randn(2, 3))).backward()
+    del optimizer
+
+
+@pytest.mark.parametrize("make", [KFAC, SophiaG])
+def test_a_reentrant_checkpoint_is_refused_with_its_remedy(make):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = make(model.parameters())
+    outputs = checkpoint(model[1], model[0](torch.randn(2, 3)), use_reentrant=True)
+    with pytest.raises(hodiff.RouteError, match=f"{make.__name__}: .*pass use_reentrant=False"):
+        F.cross_entropy(outputs, torch.tensor([0, 1])).backward()
     del optimizer
 
 

@@ -66,6 +66,36 @@ def test_local_models_stay_local_in_copies(name):
     assert pickle.loads(pickle.dumps(case(problem.model.parameters())))._ranks.watched
 
 
+class OneOfTwo(Ranks):
+    """A rank whose partner has no numbers."""
+
+    def __init__(self, rank):
+        super().__init__("", LOCAL)
+        self.size, self.rank = 2, rank
+
+    def exchange(self, caller, error, numbers, device):
+        return torch.tensor([numbers, numbers], dtype=torch.float64)
+
+    def sum_(self, tensors):
+        list(tensors)
+
+
+@pytest.mark.parametrize("name", ["KFAC", "EKFAC"])
+def test_ranks_that_compute_and_that_receive_a_block_have_equal_strides(name):
+    """Products round differently with other strides, so that parameters of the ranks would drift apart."""
+    strides = []
+    for rank in range(2):
+        problem = Problem()
+        optimizer = TABLE[name](problem.model.parameters(), process_group="local")
+        optimizer._ranks = OneOfTwo(rank)
+        problem.loss(problem.batches[0]).backward()
+        optimizer.step()
+        states = optimizer.state_dict()["state"]
+        strides.append({(i, n): t.stride() for i, s in states.items() for n, t in s.items() if torch.is_tensor(t)})
+    assert len(strides[0]) > 4
+    assert strides[0] == strides[1]
+
+
 class Notes:
     """Store of `torch.distributed` with the operations that notes need."""
 

@@ -15,6 +15,7 @@ from torch.autograd import Function, grad, gradcheck
 from torch.func import grad as gradient
 from torch.func import jacrev, jvp, vmap
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.wording import Wording, pattern_of, says
@@ -250,6 +251,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         _nested_levels,
     ),
     Wording.NESTED_DUAL_LEVELS: (_nested_levels,),
+    Wording.REENTRANT_CHECKPOINT: (lambda: grad(checkpoint(torch.sin, x := _x(), use_reentrant=True).sum(), x),),
     Wording.ONCE_DIFFERENTIABLE: (lambda: _slope(lambda x: _Old.apply(x).square()).sum().backward(),),
     Wording.NO_SETUP_CONTEXT: (lambda: vmap(_Old.apply)(_rows()), lambda: gradient(_Old.apply)(torch.ones(()))),
     Wording.NO_RULE: (lambda: _jvp_at_ones(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),

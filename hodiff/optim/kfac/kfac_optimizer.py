@@ -240,9 +240,11 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         results = [
             (own or {}).get(i) or self._zeros_for(state, sums.source.layout) for i, (state, _, sums) in enumerate(due)
         ]
+        # Products round differently with other strides, and ranks would drift apart: LAPACK returns columns.
+        shared = [{k: None if t is None else t.contiguous() for k, t in result.items()} for result in results]
         # A sum with the zeros of all other ranks sends every block in one operation.
-        self._ranks.sum_([each for result in results for each in result.values() if each is not None])
-        for (state, _, _), result in zip(due, results, strict=True):
+        self._ranks.sum_([each for result in shared for each in result.values() if each is not None])
+        for (state, _, _), result in zip(due, shared, strict=True):
             state.update(result)
 
     def _adjust(self, blocks: Sequence[tuple[State, Sums]], weights: Sequence[float]) -> None:

@@ -110,7 +110,7 @@ class SeenLayers:
         if strange:
             known = ", ".join(each.__name__ for each in KINDS)
             names = [f"{self._names.get(id(each), '')} {describe(each)}".lstrip() for each in strange]
-            instead = f"and run code under torch.compile within `{EAGER_STANCE}`"
+            instead = f"and if the layers run under torch.compile, run them within `{EAGER_STANCE}`"
             if any(f".{_PARAMETRIZED}." in each for each in names):
                 instead = "or make the weight itself a parameter by torch.nn.utils.parametrize.remove_parametrizations"
             raise InputError(

@@ -24,8 +24,9 @@ def sums_of_ranks(blocks: Sequence[Sums], ranks: Ranks, *, joint: bool = False) 
     Returns:
         The sums, for the mean loss.
     """
-    inputs = [None if each.inputs is None else each.inputs.clone() for each in blocks]
-    gradients = [each.gradients.clone() for each in blocks]
+    rows = torch.contiguous_format  # equal strides on all ranks, with which later products round equally
+    inputs = [None if each.inputs is None else each.inputs.clone(memory_format=rows) for each in blocks]
+    gradients = [each.gradients.clone(memory_format=rows) for each in blocks]
     counts = torch.tensor([each.count for each in blocks], device=gradients[0].device)
     ranks.sum_([counts, *gradients, *(each for each in inputs if each is not None)])
     # The mean loss divides the gradients of each rank's examples by the number of ranks.

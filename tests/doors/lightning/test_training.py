@@ -14,9 +14,9 @@ import hodiff.optim as ho
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, make, *, manual=False, warm=False, by_closure=False):
+    def __init__(self, make, *, manual=False, warm=False, closure=None):
         super().__init__()
-        self.net, self.make, self.warm, self.by_closure = network(), make, warm, by_closure
+        self.net, self.make, self.warm, self.closure = network(), make, warm, closure
         self.automatic_optimization = not manual
         self.losses = []
 
@@ -30,8 +30,8 @@ class Classifier(lightning.LightningModule):
             self.log("loss", loss)
             return loss
         optimizer = self.optimizers()
-        if self.by_closure:
-            self.losses.append(float(optimizer.optimizer.step(lambda: self.loss(batch))))
+        if self.closure is not None:
+            self.losses.append(float(optimizer.step(closure=lambda: self.closure(self.net, *batch))))
             return None
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
@@ -107,15 +107,65 @@ def test_several_points_refuse_accumulated_batches():
         trainer(accumulate_grad_batches=2).fit(module, loader())
 
 
-def test_newton_by_manual_optimization():
-    make = partial(ho.NewtonCG, damping=1.0)
-    module = Classifier(make, manual=True, by_closure=True)
-    trainer().fit(module, loader())
+class Normalized(Classifier):
+    """With batch norm, whose statistics are computed in a last pass, without backward passes."""
+
+    def __init__(self, make):
+        super().__init__(make)
+        self.net.insert(1, torch.nn.BatchNorm1d(self.net[0].out_features, dtype=torch.float64))
+        self.averaged = []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.trainer.current_epoch == 3:
+            self.averaged.append([p.detach().clone() for p in self.net.parameters()])
+
+
+AVERAGED = OPTIMIZERS | {
+    "SAM": partial(ho.SAM, base=torch.optim.SGD, lr=0.1),
+    "LBFGS": partial(ho.LBFGS, lr=0.1, max_iter=2),
+    "SSBroyden": partial(ho.SSBroyden, max_iter=2),
+    "Muon": partial(ho.Muon, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_averaged_weights_stay_while_batch_norm_is_updated(name):
+    callback = lightning.pytorch.callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
+    module = Normalized(AVERAGED[name])
+    trainer(max_epochs=3, callbacks=[callback]).fit(module, loader())
+    assert len(module.averaged) == module.net[1].num_batches_tracked == len(loader())
+    for weight, averaged in zip(module.net.parameters(), module.averaged[0], strict=True):
+        assert torch.equal(weight, averaged)
+
+
+def value(net, inputs, labels):
+    return cross_entropy(net(inputs), labels)
+
+
+def pair(net, inputs, labels):
+    return net(inputs), lambda outputs: cross_entropy(outputs, labels)
+
+
+SOLVERS = {
+    "NewtonCG": (partial(ho.NewtonCG, damping=1.0, cg_iterations=5), value),
+    "LayerwiseGaussNewton": (partial(ho.LayerwiseGaussNewton, cg_iterations=5), pair),
+    "HessianFree": (partial(ho.HessianFree, cg_iterations=5), pair),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_closures_by_manual_optimization(name):
+    make, closure = SOLVERS[name]
+    module, made = Classifier(make, manual=True, closure=closure), trainer(max_epochs=5, max_steps=8)
+    made.fit(module, loader())
     net = network()
     optimizer = make(net.parameters())
-    for _ in range(2):
-        for inputs, labels in loader():
-            optimizer.step(lambda inputs=inputs, labels=labels: cross_entropy(net(inputs), labels))
+    losses = [
+        float(optimizer.step(lambda inputs=inputs, labels=labels: closure(net, inputs, labels)))
+        for inputs, labels in [*loader(), *loader()][:8]
+    ]
+    assert made.global_step == 8
+    assert module.losses == pytest.approx(losses)
     assert_same(module.net, net)
 
 

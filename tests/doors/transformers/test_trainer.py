@@ -1,5 +1,7 @@
 """hodiff's optimizers and curvature in the Trainer of transformers, against loops written by hand."""
 
+from functools import partial
+
 import matplotlib as mpl
 import pytest
 import torch
@@ -202,6 +204,83 @@ def test_curvature_callback_with_a_token_count(tmp_path):
     assert callback.monitor.history[0].gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
 
 
+class Scaled(InOrder):
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return 100 * super().compute_loss(model, inputs, *args, **kwargs)
+
+
+class Popping(InOrder):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        return torch.nn.functional.cross_entropy(model(**inputs).logits, labels, torch.tensor([1.0, 5.0, 2.0]))
+
+
+def classes(model, batch, **options):
+    return torch.nn.functional.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], **options)
+
+
+def squares(outputs, labels, num_items_in_batch=None):
+    return (outputs.logits - labels[:, None]).square().mean()
+
+
+# Trainer, its arguments, the loss of the callback, and the expected loss.
+LOSSES = {
+    "override": (Scaled, {}, None, lambda model, batch: 100 * classes(model, batch)),
+    "weights": (Popping, {}, None, lambda *args: classes(*args, weight=torch.tensor([1.0, 5.0, 2.0]))),
+    "smoothed": (InOrder, {"label_smoothing_factor": 0.3}, None, lambda *args: classes(*args, label_smoothing=0.3)),
+    "function": (
+        partial(InOrder, compute_loss_func=squares),
+        {},
+        None,
+        lambda model, batch: squares(model(input_ids=batch["input_ids"]), batch["labels"]),
+    ),
+    "given": (InOrder, {"label_smoothing_factor": 0.3}, classes, classes),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_curvature_callback_measures_the_loss_of_the_trainer(case, tmp_path):
+    cls, options, loss, expected = LOSSES[case]
+    callback = CurvatureCallback(loss, every=2, batches=2, measures=["sharpness", "noise"], iterations=40)
+    model = classifier()
+    made = trainer(tmp_path, model, cls=cls, callbacks=[callback], max_steps=2, **options)
+    made.train()
+    (record,) = callback.monitor.history
+    by_hand = CurvatureMonitor(model, expected, list(batches())[:2], measures=["sharpness", "noise"], iterations=40)
+    assert record.gradient_norm == pytest.approx(by_hand.measure(2).gradient_norm, rel=1e-4)
+    assert record.sharpness == pytest.approx(by_hand.history[0].sharpness, rel=1e-2)
+    assert "compute_loss" not in vars(made)
+
+
+class Interrupted(InOrder):
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        return super().training_step(*args, **kwargs)
+
+
+def test_curvature_callback_starts_anew_in_each_training(tmp_path):
+    callback = CurvatureCallback(every=2, batches=3, measures=["noise"])
+    first = trainer(tmp_path, classifier(), cls=Interrupted, callbacks=[callback], max_steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    model = classifier()
+    model.classifier.weight.data.mul_(3)
+    made = trainer(tmp_path, model, callbacks=[callback], max_steps=4)
+    made.train()
+    assert not any("compute_loss" in vars(each) for each in (first, made))
+    assert [record.step for record in callback.monitor.history] == [4]
+    by_hand = CurvatureMonitor(model, classes, list(batches())[:3], measures=["noise"]).measure(4)
+    assert callback.monitor.history[0].gradient_norm == pytest.approx(by_hand.gradient_norm, rel=1e-4)
+
+
+def test_curvature_callback_checks_at_the_start(tmp_path):
+    with pytest.raises(hodiff.InputError, match="CurvatureCallback: plot: expected a file in an existing folder"):
+        CurvatureCallback(plot=tmp_path / "missing" / "plot.png")
+    with pytest.raises(hodiff.InputError, match=r"expected a call by the train method of a transformers\.Trainer"):
+        CurvatureCallback().on_train_begin(None, None, None)
+
+
 def test_example_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     setting = run_example("guides/training_loops.md", "DataLoader(data")
@@ -210,3 +289,38 @@ def test_example_of_the_page(tmp_path, monkeypatch):
     predicted = names["trainer"].predict(names["examples"])
     right = (predicted.predictions.argmax(1) == predicted.label_ids).mean()
     assert right > 0.9
+
+
+MODELS = {
+    "GPT-2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    ),
+    "Llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_example_of_a_second_optimizer(name, tmp_path):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    rows = [each["input_ids"].sort().values for each in examples(64)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, max_steps=24, logging_steps=4, save_strategy="no", report_to=[], disable_tqdm=True
+    )
+    known = {"torch": torch, "hodiff": hodiff, "transformers": transformers, "gpt": model, "arguments": arguments}
+    known["sequences"] = [{"input_ids": row, "labels": row} for row in rows]
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    names = run_example("guides/training_loops.md", "class SecondOptimizer", **known)
+    losses = [each["loss"] for each in names["trainer"].state.log_history if "loss" in each]
+    assert losses[-1] < losses[0] - 0.3
+    assert not any(torch.equal(p, before[key]) for key, p in model.named_parameters())
+    assert len(names["own"]) + len(names["others"]) == len(before)
+    optimizer = hodiff.optim.KFAC(model.parameters())
+    pair = optimizer, constant(optimizer)
+    alone = transformers.Trainer(model, arguments, train_dataset=known["sequences"], optimizers=pair)
+    with pytest.raises(hodiff.InputError, match="KFAC: params: expected"):
+        alone.train()
