@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hodiff.torch_internals.autograd.deep_graphs import DEEP, free_one_by_one
 from hodiff.torch_internals.autograd.graph_nodes import (
     LOSSES,
     BackwardHookFunction,
@@ -148,13 +149,17 @@ def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
     """Yield nodes and every node that they lead to, once, except `ends` and the nodes only reachable through them."""
     stack = list(nodes)
     seen = {None, *ends}
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            for parent, _ in node.next_functions:
-                stack.append(parent)
+    try:
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                yield node
+                for parent, _ in node.next_functions:
+                    stack.append(parent)
+    finally:
+        if len(seen) > DEEP:
+            free_one_by_one(seen)
 
 
 def held_outside(leaves: list[Tensor]) -> list[bool]:
