@@ -59,11 +59,11 @@ class Watch:
         """The line of the call, or ""."""
         return self._used or self._read or self._any
 
-    def __call__(self, func: Any, arguments: tuple[Any, Any], run: Callable[[], Any]) -> Any:
-        """Run a call, and record the line where a cut is made or used."""
+    def __call__(self, func: Any, arguments: tuple[Any, Any]) -> Callable[[Any], None] | None:
+        """Record the line where a cut is made or used; return what to do with the result, if anything."""
         # Skip calls inside a Function, where tangents are off.
         if self._used or not (tangents_are_on() or torch.is_inference_mode_enabled()):
-            return run()
+            return None
         args, kwargs = arguments
         tensors = tensors_in(arguments)
         # The call may detach its argument.
@@ -80,18 +80,20 @@ class Watch:
             line = line_now()
             if cuts or func.__name__ not in _READS:
                 self._any = self._any or line
-        result = run()
-        if line:
-            results = tensors_in(args[:1] if func is Tensor.__setitem__ else result)
-            numbers = [each for each in results if each.is_floating_point() or each.is_complex()]
-            for each in numbers:
-                if not each.requires_grad:
-                    self._lost[each] = line
-            if not results and cuts:
-                self._read = self._read or line
-            if used and any(each.requires_grad for each in numbers):
-                self._used = line
-        return result
+        if not line:
+            return None
+        written = args[:1] if func is Tensor.__setitem__ else None
+        return lambda result: self._note(line, cuts, used, tensors_in(result if written is None else written))
+
+    def _note(self, line: str, cuts: bool, used: bool, results: Sequence[Tensor]) -> None:
+        numbers = [each for each in results if each.is_floating_point() or each.is_complex()]
+        for each in numbers:
+            if not each.requires_grad:
+                self._lost[each] = line
+        if not results and cuts:
+            self._read = self._read or line
+        if used and any(each.requires_grad for each in numbers):
+            self._used = line
 
 
 def is_asked(f: Callable[..., Any]) -> bool:

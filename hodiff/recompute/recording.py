@@ -120,9 +120,25 @@ class Recording(Generic[T]):
             RuntimeError: If torch cannot compute them for another reason.
         """
         try:
-            return self._gradients(outputs, cotangents, graph, keep, curved)
+            live = [each.requires_grad for each in outputs]
+            if not all(live):
+                outputs = list(compress(outputs, live))
+                cotangents = None if cotangents is None else list(compress(cotangents, live))
+            if not outputs:
+                return (None,) * len(self.operands)
+            graph = self.connected if graph is None else graph
+            if graph and self.functions is None:
+                for output in outputs:
+                    if (once := self.inspect(output)) is not None:
+                        raise NotImplementedError(f"{once}, so its derivative is not recorded")
+            if graph and self.functions:
+                return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
+            # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
+            with torch.enable_grad() if graph and not torch.is_grad_enabled() else nullcontext():
+                seeds = tuple(map(torch.ones_like, outputs)) if cotangents is None else cotangents
+                return gradients_of(outputs, self.operands, seeds, keep=keep or graph, graph=graph)
         except RuntimeError as error:
-            if not says(error, Wording.FREED_GRAPH):
+            if self._roots == (None,) or not says(error, Wording.FREED_GRAPH):
                 raise
             raise InputError(
                 "torch.autograd.grad: expected a function that keeps the graph of its result, got one in which this "
@@ -130,32 +146,6 @@ class Recording(Generic[T]):
                 "pass retain_graph=True there, or create_graph=True if the result depends on the gradient; detach "
                 "tensors from outside of the function."
             ) from error
-
-    def _gradients(
-        self,
-        outputs: Sequence[Tensor],
-        cotangents: Sequence[Tensor] | None,
-        graph: bool | None,
-        keep: bool,
-        curved: bool | None,
-    ) -> tuple[Tensor | None, ...]:
-        live = [each.requires_grad for each in outputs]
-        if not all(live):
-            outputs = list(compress(outputs, live))
-            cotangents = None if cotangents is None else list(compress(cotangents, live))
-        if not outputs:
-            return (None,) * len(self.operands)
-        graph = self.connected if graph is None else graph
-        if graph and self.functions is None:
-            for output in outputs:
-                if (once := self.inspect(output)) is not None:
-                    raise NotImplementedError(f"{once}, so its derivative is not recorded")
-        if graph and self.functions:
-            return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
-        # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
-        with torch.enable_grad() if graph and not torch.is_grad_enabled() else nullcontext():
-            seeds = tuple(map(torch.ones_like, outputs)) if cotangents is None else cotangents
-            return gradients_of(outputs, self.operands, seeds, keep=keep or graph, graph=graph)
 
     def _watched_gradients(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, curved: bool

@@ -79,8 +79,8 @@ class Corrections(RuleMode):
             watch_compiled_code()
         self.lean = lean
         self.many = many
-        # Called with each function, its arguments, and a function that runs it and returns its result, if set.
-        self.watcher: Callable[[Any, Any, Callable[[], Any]], Any] | None = None
+        # Called with each function and its arguments, if set; returns a function to call with the result, or None.
+        self.watcher: Callable[[Any, Any], Callable[[Any], None] | None] | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Wrap a function so that it runs in this mode; a generator or a coroutine leaves the mode while it waits."""
@@ -92,7 +92,11 @@ class Corrections(RuleMode):
         if self.watcher is not None:
             watcher, self.watcher = self.watcher, None
             try:
-                return watcher(func, (args, kwargs), lambda: self.__torch_function__(func, types, args, kwargs))
+                note = watcher(func, (args, kwargs))
+                result = self.__torch_function__(func, types, args, kwargs)
+                if note is not None:
+                    note(result)
+                return result
             finally:
                 self.watcher = watcher
         compiling = is_compiling()
