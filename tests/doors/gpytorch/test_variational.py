@@ -127,6 +127,8 @@ def test_classification():
         torch.testing.assert_close(hodiff.hessian_matrix(expected, p), hodiff.hessian_matrix(formula, p))
 
 
+# Natural gradients are no derivatives of the value, as hodiff also warns.
+@pytest.mark.filterwarnings("ignore:.*the gradient by autograd is not the derivative")
 @pytest.mark.parametrize("distribution", [NaturalVariationalDistribution, TrilNaturalVariationalDistribution])
 def test_natural_gradients_are_refused(distribution):
     model = Bound(UnwhitenedVariationalStrategy, distribution)
