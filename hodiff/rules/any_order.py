@@ -13,7 +13,6 @@ from torch.autograd import Function
 
 from hodiff.common.overriding import tensors_alone
 from hodiff.torch_internals.autograd.batching import (
-    any_legacy_batched,
     call_batched,
     call_below_legacy_batch,
     is_legacy_batched,
@@ -72,8 +71,9 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
         for each in inputs:
             if isinstance(each, Tensor) and (is_wrapped(each) or is_legacy_batched(each)):
                 inputs = tuple([unwrap_if_ended(x) if isinstance(x, Tensor) else x for x in inputs])
-                if any_legacy_batched(inputs):
-                    return call_below_legacy_batch(call, inputs)
+                for x in inputs:
+                    if isinstance(x, Tensor) and is_legacy_batched(x):
+                        return call_below_legacy_batch(call, inputs)
                 break
         # If nothing is recorded, as in a last backward pass, the formula suffices.
         if not torch.is_grad_enabled() and not in_forward_mode():
