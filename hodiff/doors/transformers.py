@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
@@ -108,7 +108,7 @@ class CurvatureCallback(TrainerCallback):
 
 def _calling_trainer() -> Trainer:
     """Return the trainer that has called a callback; transformers passes no reference to it."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public in Python
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         found = frame.f_locals.get("self")
         if isinstance(found, Trainer):

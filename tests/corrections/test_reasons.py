@@ -24,6 +24,13 @@ def tangent(f, x, v):
     return jvp(f, (x,), (v,))[1]
 
 
+def skip_where_mended(got, right, rtol):
+    """Skip the test where torch is right, which torch 2.13, whose faults the reasons describe, must not be."""
+    if torch.allclose(got, right, rtol=rtol):
+        assert not torch.__version__.startswith("2.13")
+        pytest.skip(f"torch {torch.__version__} has mended the fault of 2.13 that the reason describes")
+
+
 def factors_in_the_wrong_order():
     """The right tangent is -X (dL Lᵀ + L dLᵀ) X; torch exchanges Lᵀ and the last X."""
     X = torch.cholesky_inverse(L)
@@ -32,7 +39,7 @@ def factors_in_the_wrong_order():
 
 
 def right_side_as_vectors():
-    """With B (3, 3) and L (3, 3, 3), torch multiplies row j of each solution by the j-th tangent of A."""
+    """Torch takes B (3, 3) beside L (3, 3, 3) for vectors: it multiplies row j of each solution by the j-th tangent."""
     factors, tangents = torch.stack([L, 2 * L, L + L[0, 0]]).tril(), torch.stack([DL, DL / 2, -DL])
     got = tangent(lambda each: torch.cholesky_solve(B, each), factors, tangents)
     dA, x = tangents @ factors.mT + factors @ tangents.mT, torch.cholesky_solve(B, factors)
@@ -146,8 +153,7 @@ CAUSES = {
 @pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
 def test_torch_is_wrong_for_the_published_reason(cause):
     got, stated, right = cause()
-    if torch.allclose(got, right, rtol=1e-9):
-        pytest.skip(f"torch {torch.__version__} is right")
+    skip_where_mended(got, right, 1e-9)
     torch.testing.assert_close(got, stated, rtol=1e-9, atol=1e-12)
 
 
@@ -161,8 +167,7 @@ def test_masked_select_is_wrong_only_under_vmap():
         batched = jacrev(lambda x: torch.stack([f(x), 2 * f(x)]))(x)
     except RuntimeError:
         return
-    if torch.allclose(batched, jacrev(lambda x: torch.stack([by_hand(x), 2 * by_hand(x)]))(x)):
-        pytest.skip(f"torch {torch.__version__} is right")
+    skip_where_mended(batched, jacrev(lambda x: torch.stack([by_hand(x), 2 * by_hand(x)]))(x), 1e-5)
 
 
 @pytest.mark.parametrize("middle", ["f", "r"])
@@ -170,9 +175,12 @@ def test_third_derivatives_of_eigenvalues_are_wrong_through_forward_over(middle)
     """The sum of cubes of eigenvalues is the trace of the cube, a cubic polynomial of t."""
     matrix, direction = randn(3, 3), randn(3, 3, seed=1)
     truth = 6 * (direction @ direction @ direction).trace()
-    f = lambda t: (torch.linalg.eigvals(matrix + t * direction) ** 3).sum().real  # noqa: E731
+
+    def f(t):
+        return (torch.linalg.eigvals(matrix + t * direction) ** 3).sum().real
+
     for inner, outer in itertools.product("rf", repeat=2):
         got = nested(f, inner + middle + outer)(torch.zeros((), dtype=D))
-        if middle == "f" and torch.allclose(got, truth):
-            pytest.skip(f"torch {torch.__version__} is right")
+        if middle == "f":
+            skip_where_mended(got, truth, 1e-5)
         assert torch.allclose(got, truth, rtol=1e-8) == (middle == "r")

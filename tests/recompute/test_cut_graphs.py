@@ -457,7 +457,9 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
 def test_event_of_torchdiffeq_is_rejected() -> None:
     """Its second derivative is 0 by torch."""
     torchdiffeq = pytest.importorskip("torchdiffeq")
-    fall = lambda t, y: torch.stack([y[1], -torch.ones_like(y[1])])  # noqa: E731
+
+    def fall(t, y):
+        return torch.stack([y[1], -torch.ones_like(y[1])])
 
     def landing(height):
         start, zero = torch.cat([height, torch.zeros_like(height)]), torch.zeros((), dtype=torch.float64)

@@ -70,7 +70,10 @@ def test_weighted_laplacian_matches():
 def test_weights_of_a_batch_may_be_the_same_at_all_points():
     x, sigma = randn(5, 3), randn(2, 3)
     W = randn(3, 3)
-    f = lambda x: torch.sin(x @ W).sum(-1)  # noqa: E731
+
+    def f(x):
+        return torch.sin(x @ W).sum(-1)
+
     # Σ_r of the second derivative of Σ_j sin(x · W_j) along w_r
     expected = -(torch.sin(x @ W) * (sigma @ W).square().sum(0)).sum(-1)
     for weights in (sigma, sigma[:, None].expand(2, 5, 3)):

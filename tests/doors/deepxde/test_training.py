@@ -72,7 +72,7 @@ def test_their_loop_takes_the_iterations_of_minimize():
 
 
 def test_corrected_around_train_repairs_their_derivatives_of_layer_norm():
-    """By torch's derivatives, the gradient of DeepXDE's second-order residual of such a network is wrong."""
+    """Training by DeepXDE's second-order residual of such a network follows a wrong gradient of torch."""
 
     def after_two_steps(residual):
         dde.config.set_default_float("float64")
@@ -85,7 +85,10 @@ def test_corrected_around_train_repairs_their_derivatives_of_layer_norm():
         return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
     expected = after_two_steps(PROBLEMS["Poisson"].ours)
-    theirs = lambda net: PROBLEMS["Poisson"].theirs  # noqa: E731
+
+    def theirs(net):
+        return PROBLEMS["Poisson"].theirs
+
     with hodiff.corrected():
         torch.testing.assert_close(after_two_steps(theirs), expected, rtol=1e-9, atol=1e-11)
     assert (after_two_steps(theirs) - expected).abs().max() > 1e-4

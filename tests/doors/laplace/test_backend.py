@@ -437,7 +437,7 @@ def test_sharing_of_tokens():
 
 
 def test_blocks_of_a_convolution():
-    """By "reduce", blocks of biases are exact; "expand" adds up squares of pixels' gradients, which may cancel."""
+    """Blocks of biases are exact with "reduce"; "expand" adds squares of the pixels' gradients, which may cancel."""
     torch.manual_seed(1)
     layers = nn.Conv1d(2, 3, 3, dilation=2), nn.ReLU(), nn.GroupNorm(3, 3), nn.Flatten(), nn.Linear(9, 3)
     model = nn.Sequential(*layers).double()

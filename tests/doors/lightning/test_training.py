@@ -108,7 +108,7 @@ def test_several_points_refuse_accumulated_batches():
 
 
 class Normalized(Classifier):
-    """With batch norm, whose statistics are computed in a last pass, without backward passes."""
+    """A classifier with batch norm, whose statistics the averaging computes in a last pass without backward passes."""
 
     def __init__(self, make):
         super().__init__(make)

@@ -203,7 +203,7 @@ OF_THE_POINT = {
 
 @pytest.mark.parametrize("name", OF_THE_POINT)
 def test_gradients_with_a_graph(name):
-    """With create_graph=True, a gradient is as without, and has a derivative."""
+    """A gradient with create_graph=True equals that without, and has a derivative."""
     value, x = OF_THE_POINT[name], X.clone().requires_grad_()
 
     def gradient(H):

@@ -84,7 +84,7 @@ def test_unknown_coefficients_are_found():
 
 
 def test_corrected_around_train_repairs_their_derivatives_of_layer_norm():
-    """By torch's derivatives, the gradient of PINA's second-order residual of such a network is wrong."""
+    """Training by PINA's second-order residual of such a network follows a wrong gradient of torch."""
 
     class NormalizedTanh(torch.nn.Sequential):
         def __init__(self):
